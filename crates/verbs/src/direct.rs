@@ -200,4 +200,29 @@ impl Receive for DirectReceive {
             VerbsError::RequestNotification { device, source: io::Error::from_raw_os_error(libc::EBUSY) }
         })
     }
+
+    fn stop(&mut self) -> Result<()> {
+        self.queue.stop()
+    }
+
+    /// The library leaves the completions of the queue where they are
+    /// ([`DirectVerbs::layouts`](provider::DirectVerbs::layouts)), so all of them are taken here.
+    fn restart(
+        &mut self,
+        pool: &mut FramePool,
+        frames: &mut Vec<Frame>,
+        taker: &mut impl TakeReceives,
+    ) -> Result<usize> {
+        let Self { rings, queue, completions } = self;
+        let drain = |pool: &mut FramePool| loop {
+            let polled = completions.enter(|| rings.poll(pool, usize::MAX, taker)).ok_or(libc::EBUSY)?;
+            if polled.drained {
+                // Behind an unreadable completion there may be more.
+                return if rings.unreadable().is_none() { Ok(()) } else { Err(libc::EIO) };
+            }
+        };
+        let taken = queue.restart_with(pool, frames, drain)?;
+        rings.restart();
+        Ok(taken)
+    }
 }

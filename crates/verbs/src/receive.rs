@@ -54,6 +54,24 @@ pub trait Receive {
     /// # Errors
     /// As there.
     fn request_notification(&mut self) -> Result<()>;
+
+    /// Stops the queue, as [`ReceiveQueue::stop`].
+    ///
+    /// # Errors
+    /// As there.
+    fn stop(&mut self) -> Result<()>;
+
+    /// Makes a queue ready anew that has failed, as [`ReceiveQueue::restart`]: `taker` gets the completions
+    /// that are waiting, and `frames` those without one. Returns how many these are.
+    ///
+    /// # Errors
+    /// As there.
+    fn restart(
+        &mut self,
+        pool: &mut FramePool,
+        frames: &mut Vec<Frame>,
+        taker: &mut impl TakeReceives,
+    ) -> Result<usize>;
 }
 
 /// Receives by the functions that the provider of a device put into its queues.
@@ -82,7 +100,6 @@ impl Receive for VerbsReceive {
         let Some(mut open) = self.completions.poll() else {
             return Polled { completions: 0, drained: true };
         };
-        let frame_bytes = pool.frame_bytes();
         let mut polled = Polled::default();
         let mut next = open.next();
         loop {
@@ -91,16 +108,7 @@ impl Receive for VerbsReceive {
                 break;
             };
             polled.completions += 1;
-            let bytes = if completion.succeeded() { completion.byte_len() } else { None };
-            if let Some(bytes) = bytes
-                && bytes <= frame_bytes
-            {
-                let arrival =
-                    Arrival { bytes, tag: completion.flow_tag(), timestamp: completion.timestamp() };
-                taker.packet(arrival, pool.reclaim(completion).ok());
-            } else {
-                reject(completion, pool, taker);
-            }
+            take(completion, pool, taker);
             if polled.completions >= limit {
                 break;
             }
@@ -116,6 +124,34 @@ impl Receive for VerbsReceive {
 
     fn request_notification(&mut self) -> Result<()> {
         self.completions.request_notification(false)
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        self.queue.stop()
+    }
+
+    fn restart(
+        &mut self,
+        pool: &mut FramePool,
+        frames: &mut Vec<Frame>,
+        taker: &mut impl TakeReceives,
+    ) -> Result<usize> {
+        let Self { queue, completions } = self;
+        queue.restart(completions, pool, frames, |completion, pool| take(completion, pool, taker))
+    }
+}
+
+/// Passes a completion on.
+#[inline]
+fn take(completion: Completion<'_>, pool: &mut FramePool, taker: &mut impl TakeReceives) {
+    let bytes = if completion.succeeded() { completion.byte_len() } else { None };
+    if let Some(bytes) = bytes
+        && bytes <= pool.frame_bytes()
+    {
+        let arrival = Arrival { bytes, tag: completion.flow_tag(), timestamp: completion.timestamp() };
+        taker.packet(arrival, pool.reclaim(completion).ok());
+    } else {
+        reject(completion, pool, taker);
     }
 }
 
@@ -179,6 +215,25 @@ impl Receive for ReceivePath {
         match self {
             Self::Verbs(path) => path.request_notification(),
             Self::Direct(path) => path.request_notification(),
+        }
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        match self {
+            Self::Verbs(path) => path.stop(),
+            Self::Direct(path) => path.stop(),
+        }
+    }
+
+    fn restart(
+        &mut self,
+        pool: &mut FramePool,
+        frames: &mut Vec<Frame>,
+        taker: &mut impl TakeReceives,
+    ) -> Result<usize> {
+        match self {
+            Self::Verbs(path) => path.restart(pool, frames, taker),
+            Self::Direct(path) => path.restart(pool, frames, taker),
         }
     }
 }

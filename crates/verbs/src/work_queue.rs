@@ -416,10 +416,19 @@ impl ReceiveQueue {
         if !Arc::ptr_eq(&completions.handle(), &self.queue.completions) {
             return Err(self.queue.refused("RDY", libc::EINVAL));
         }
+        self.restart_with(pool, frames, |pool| completions.drain(|completion| each(completion, pool)))
+    }
+
+    /// Does what [`ReceiveQueue::restart`] does; `drain` takes all completions, or returns an errno.
+    #[cold]
+    pub(crate) fn restart_with(
+        &mut self,
+        pool: &mut FramePool,
+        frames: &mut Vec<Frame>,
+        drain: impl FnOnce(&mut FramePool) -> std::result::Result<(), c_int>,
+    ) -> Result<usize> {
         self.stop()?;
-        completions
-            .drain(|completion| each(completion, pool))
-            .map_err(|code| self.queue.refused("RDY", code))?;
+        drain(pool).map_err(|code| self.queue.refused("RDY", code))?;
         let taken = pool.take_back_posted(self.pools.key(), frames);
         self.queue.ready()?;
         Ok(taken)

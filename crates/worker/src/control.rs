@@ -16,7 +16,7 @@ use crate::regime::KindIndex;
 use crate::runtime_rules::RuntimeFeed;
 use crate::sink::{Changes, Sink, Slot};
 use crate::stats::Stats;
-use crate::stats::{RuleSnapshot, WorkerSnapshot};
+use crate::stats::{ReceiveQueueHealth, RuleSnapshot, WorkerSnapshot};
 use crate::thread_activity::{ThreadActivity, WorkerThread};
 use crate::{Disposition, Traffic, Warning};
 
@@ -389,11 +389,19 @@ impl WorkerControl {
         true
     }
 
-    /// Whether the worker's receive queue has failed permanently: it receives nothing, and packets that
-    /// indirection tables spread to it are lost. The worker still takes what was received before.
+    /// The state of the worker's receive queue. While it is in its error state, packets that indirection
+    /// tables spread to it are lost; the worker still takes what was received before, and then makes the
+    /// queue ready anew.
     #[must_use]
-    pub fn has_failed(&self) -> bool {
-        self.shared.stats.queue_failed()
+    pub fn receive_queue(&self) -> ReceiveQueueHealth {
+        self.shared.stats.receive_queue()
+    }
+
+    /// Has the worker make its receive queue ready anew: the device has reported that it failed, which
+    /// completions need not show.
+    pub fn report_queue_failure(&self) {
+        self.shared.stats.set_queue_failed(true);
+        self.wake();
     }
 
     /// Where the worker differs from its configuration, with remedies.

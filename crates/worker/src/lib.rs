@@ -3,7 +3,7 @@
 //!
 //! `steerd` creates one [`Worker`] per configured core, passes its [`verbs::WorkQueue`] to `control` for the
 //! indirection tables, and controls it through [`WorkerControl`]. Workers share nothing, and a running worker
-//! does not call the device's control path.
+//! calls the device's control path only to make its own receive queue ready anew after a failure.
 //!
 //! Invariant: every successful receive, and so every packet that a port counts as delivered, is counted in
 //! exactly one place: for a rule by [`Disposition`], or for a [`DropReason`] ([`WorkerSnapshot::imbalance`]).
@@ -46,6 +46,7 @@ mod latency;
 mod mailbox;
 mod policer;
 mod receiver;
+mod recovery;
 mod regime;
 mod runtime_rules;
 mod sink;
@@ -69,12 +70,13 @@ pub use idle::Idle;
 pub use latency::{ClockRelation, DeviceClock};
 pub use mailbox::Publication;
 pub use program::ChangeStage;
+pub use recovery::{RECOVERIES_MAX, RECOVERY_WINDOW};
 pub use regime::{Regime, WorkerProfile};
 pub use sink::{
     Deliveries, Delivery, FrameBudget, FramesBack, Sink, SinkCounters, SinkDrop, SinkMap, SinkSide,
     SinkTraffic, Slot, SlotSet, Taken, TakenRun,
 };
-pub use stats::{DropReason, Failure, Latency, RuleSnapshot, WorkerSnapshot};
+pub use stats::{DropReason, Failure, GivenUp, Latency, ReceiveQueueHealth, RuleSnapshot, WorkerSnapshot};
 pub use transmitter::{SENDS_MAX, Transmitter, TransmitterError};
 pub use worker::{Worker, WorkerHandle};
 

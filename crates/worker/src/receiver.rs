@@ -56,8 +56,41 @@ impl Receiver {
         stats.received.add(received.packets, received.bytes);
     }
 
+    /// Makes the queue ready anew and posts its frames; called after a poll has found the completion queue
+    /// empty.
+    ///
+    /// # Errors
+    /// The device refuses, or somebody else uses the queue's domain.
+    #[cold]
+    pub(crate) fn restart(&mut self, batch: &mut Batch, stats: &Stats) -> Result<(), verbs::VerbsError> {
+        let (mut completed, mut received) = (Vec::new(), Traffic::default());
+        let restarted = self.queue.restart(
+            &mut self.completions,
+            &mut self.pool,
+            &mut batch.frames,
+            |completion, pool| {
+                // There is none, as the queue was stopped before that poll. One that came all the same is
+                // counted: its packet can be in no batch any more.
+                let (status, bytes) = (completion.status(), completion.byte_len().unwrap_or(0));
+                if status == CompletionStatus::Success {
+                    stats.dropped(DropReason::BadFrame);
+                    received += Traffic { packets: 1, bytes: u64::from(bytes) };
+                } else {
+                    stats.failed(status);
+                }
+                completed.extend(pool.reclaim(completion).ok());
+            },
+        );
+        stats.received.add(received.packets, received.bytes);
+        batch.frames.append(&mut completed);
+        restarted?;
+        let posted = self.queue.post(&mut self.pool, &mut batch.frames);
+        stats.posted.add(posted as u64);
+        Ok(())
+    }
+
     /// Posts the batch's frames; those that the queue does not take are posted in a later iteration. A failed
-    /// queue gets none, because it would flush them at once, again and again.
+    /// queue gets none before it is recovered, because it would flush them at once, again and again.
     ///
     /// A few frames alone are not posted until there are more or the queue was empty twice: each post writes
     /// the ring's index, whose cache line the device (softnic's engine on its core) polls.

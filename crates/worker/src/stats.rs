@@ -1,8 +1,8 @@
 //! The statistics of a worker: its [`Counter`]s and the plain data that they are read into. No clock and no
 //! lock.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize};
 
 use crossbeam::utils::CachePadded;
 use packet::Anomaly;
@@ -106,6 +106,48 @@ impl From<CompletionStatus> for Failure {
     }
 }
 
+/// The state of a worker's receive queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceiveQueueHealth {
+    /// It is in its error state: it receives nothing, and packets that RSS sends there are lost.
+    pub is_failed: bool,
+    /// How often it was made ready anew.
+    pub recoveries: u64,
+    /// How the receive failed that put it into its error state last; `None`: no receive has failed.
+    pub last_failure: Option<Failure>,
+    /// Why it is not made ready anew; `None`: it works, or is being recovered.
+    pub given_up: Option<GivenUp>,
+}
+
+/// Why a receive queue stays in its error state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GivenUp {
+    /// It has failed again too soon after [`crate::RECOVERIES_MAX`] recoveries.
+    TooOften,
+    /// The device refuses to make it ready, with this errno.
+    Refused(i32),
+}
+
+impl GivenUp {
+    const NOT: i64 = -1;
+    const TOO_OFTEN: i64 = -2;
+
+    fn of(number: i64) -> Option<Self> {
+        match number {
+            Self::NOT => None,
+            Self::TOO_OFTEN => Some(Self::TooOften),
+            errno => Some(Self::Refused(i32::try_from(errno).unwrap_or(0))),
+        }
+    }
+
+    fn number(self) -> i64 {
+        match self {
+            Self::TooOften => Self::TOO_OFTEN,
+            Self::Refused(errno) => i64::from(errno.max(0)),
+        }
+    }
+}
+
 /// The counters of one worker.
 #[derive(Debug, Default)]
 pub(crate) struct Stats(CachePadded<Block>);
@@ -123,6 +165,12 @@ pub(crate) struct Block {
     reasons: [Counter; DropReason::ALL.len()],
     failures: [Counter; Failure::ALL.len()],
     queue_failed: AtomicBool,
+    /// The index of the failure that put the queue into its error state last, or beyond all indices.
+    last_failure: AtomicUsize,
+    /// How often the queue was made ready anew.
+    pub(crate) recoveries: Counter,
+    /// Why the queue is not made ready anew: see [`GivenUp::of`].
+    given_up: AtomicI64,
     anomalies: [Counter; Anomaly::ALL.len()],
     pub(crate) poll_errors: Counter,
     pub(crate) posted: Counter,
@@ -144,6 +192,9 @@ impl Default for Block {
             reasons: std::array::from_fn(|_| Counter::default()),
             failures: std::array::from_fn(|_| Counter::default()),
             queue_failed: AtomicBool::new(false),
+            last_failure: AtomicUsize::new(usize::MAX),
+            recoveries: Counter::default(),
+            given_up: AtomicI64::new(GivenUp::NOT),
             anomalies: std::array::from_fn(|_| Counter::default()),
             poll_errors: Counter::default(),
             posted: Counter::default(),
@@ -166,16 +217,39 @@ impl Block {
     pub(crate) fn failed(&self, status: CompletionStatus) {
         let failure = Failure::from(status);
         self.failures[failure.index()].add(1);
+        // Frames are flushed after the failure that puts the queue into its error state.
+        if failure != Failure::Flushed || !self.queue_failed() {
+            self.last_failure.store(failure.index(), Relaxed);
+        }
         if matches!(failure, Failure::Flushed | Failure::Fatal) {
             self.queue_failed.store(true, Relaxed);
         }
     }
 
-    /// Whether a frame was flushed: the receive queue is then in its error state, and no verb makes it usable
-    /// again while indirection tables refer to it.
+    /// Notes that the queue is in its error state, which no completion need show, or is no more.
+    pub(crate) fn set_queue_failed(&self, is_failed: bool) {
+        self.queue_failed.store(is_failed, Relaxed);
+    }
+
+    /// Whether the receive queue is in its error state: a frame was flushed, or the device has reported it.
+    /// The worker makes it ready anew ([`crate::recovery`]).
     #[inline]
     pub(crate) fn queue_failed(&self) -> bool {
         self.queue_failed.load(Relaxed)
+    }
+
+    /// The queue stays in its error state.
+    pub(crate) fn queue_given_up(&self, why: GivenUp) {
+        self.given_up.store(why.number(), Relaxed);
+    }
+
+    pub(crate) fn receive_queue(&self) -> ReceiveQueueHealth {
+        ReceiveQueueHealth {
+            is_failed: self.queue_failed(),
+            recoveries: self.recoveries.read(),
+            last_failure: Failure::ALL.get(self.last_failure.load(Relaxed)).copied(),
+            given_up: GivenUp::of(self.given_up.load(Relaxed)),
+        }
     }
 
     pub(crate) fn anomaly(&self, anomaly: Anomaly) {
@@ -226,6 +300,8 @@ pub struct WorkerSnapshot {
     pub anomalies: [(Anomaly, u64); Anomaly::ALL.len()],
     /// Polls that the device refused: the completion queue is broken if this grows.
     pub poll_errors: u64,
+    /// The state of the receive queue.
+    pub receive_queue: ReceiveQueueHealth,
     /// Frames posted, the first filling included.
     pub posted: u64,
     /// Iterations of the loop.
@@ -266,6 +342,7 @@ impl WorkerSnapshot {
             failures: stats.failures(),
             anomalies: stats.anomalies(),
             poll_errors: stats.poll_errors.read(),
+            receive_queue: stats.receive_queue(),
             posted: stats.posted.read(),
             // Never more empty iterations than iterations.
             empty_iterations: stats.empty_iterations.read(),

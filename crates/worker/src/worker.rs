@@ -22,6 +22,7 @@ use crate::distribution::IterationRecorder;
 use crate::idle::{self, Backoff, SleepLimits};
 use crate::latency::{DeviceClock, LatencyMeter};
 use crate::receiver::Receiver;
+use crate::recovery::Recovery;
 use crate::regime::{Monotonic, Regime, Stopwatch};
 use crate::runtime_rules::{RuntimeRulesOfWorker, runtime_rules};
 use crate::sink::{FrameBudget, Sink, Slots};
@@ -40,6 +41,7 @@ pub struct Worker {
     sinks: Slots,
     runtime: RuntimeRulesOfWorker,
     budget: Arc<FrameBudget>,
+    recovery: Recovery,
     receiver: Receiver,
     domain: Domain,
 }
@@ -77,6 +79,7 @@ impl Worker {
             sinks: Slots::default(),
             runtime,
             budget,
+            recovery: Recovery::default(),
             receiver,
             domain,
         })
@@ -175,7 +178,11 @@ impl Worker {
         }
         self.stopwatch.stage(Regime::Sink);
         self.batch.end_packets();
-        self.receiver.refill(&mut self.batch, &self.control.shared().stats);
+        let stats = &self.control.shared().stats;
+        self.receiver.refill(&mut self.batch, stats);
+        if stats.queue_failed() {
+            self.recovery.advance(&mut self.receiver, &mut self.batch, stats);
+        }
         self.record();
         self.batch.completions
     }

@@ -301,6 +301,34 @@ fn frames_arrive_by_the_rings() {
     assert!(packets.windows(2).all(|pair| pair[0].0.timestamp <= pair[1].0.timestamp));
 }
 
+/// Both ways; the counter of requests is in the middle of the ring when the queue fails.
+#[test]
+fn a_restarted_queue_receives_again() {
+    if !is_client("a_restarted_queue_receives_again", WIRE) {
+        return;
+    }
+    let rig = Rig::new();
+    let provider = DirectProvider::of(&rig.context).unwrap();
+    for provider in [None, Some(&provider)] {
+        let completions = CompletionQueue::builder(&rig.context, ENTRIES).fields(fields()).build().unwrap();
+        let mut end = ReceivingEnd::new(&rig.domain, completions, provider).unwrap();
+        let target = target(&rig.domain, &[&end.queue], HashFields::empty());
+        let _flow = FlowHandle::create(&target, &udp_flow(53, 7)).unwrap();
+        for _ in 0..20 {
+            end.receive(1_001);
+            end.queue.to_error().unwrap();
+            let ReceivingEnd { path, pool, held, taken, .. } = &mut end;
+            path.restart(pool, held, taken).unwrap();
+            let TakenReceives { outcomes, frames } = std::mem::take(taken);
+            assert!(outcomes.iter().any(|outcome| *outcome == Err(CompletionStatus::Flushed)));
+            held.extend(frames.into_iter().flatten());
+            assert_eq!(held.len(), FRAMES as usize, "no frame is lost");
+            end.post();
+        }
+        assert!(end.receive(1_000).iter().all(|(arrival, _)| arrival.tag.unwrap().0 == 7));
+    }
+}
+
 #[test]
 fn an_armed_queue_wakes_its_user() {
     if !is_client("an_armed_queue_wakes_its_user", "generator:2000") {

@@ -265,6 +265,12 @@ impl<M: DeviceMemory> DirectRings<M> {
         count
     }
 
+    /// Begins anew with a receive queue that was in RESET: nothing is posted, and the first request is at the
+    /// start of the ring. The completion queue goes on.
+    pub(crate) fn restart(&mut self) {
+        (self.posted, self.completed) = (0, 0);
+    }
+
     /// Arms the completion queue: the next completion raises an event. The count of arms, modulo 4, shows the
     /// device that a record is newer than the last event.
     pub(crate) fn arm(&mut self) {

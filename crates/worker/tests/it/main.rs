@@ -10,6 +10,7 @@ mod inline;
 mod interface;
 mod measurements;
 mod policing;
+mod recovery;
 mod reload;
 mod runtime;
 mod sinks;

@@ -360,7 +360,7 @@ fn worker(entry: &WorkerEntry, snapshot: &WorkerSnapshot) -> WorkerState {
         lost_packets: snapshot.dropped.iter().map(|(reason, count)| (reason.name(), *count)).collect(),
         failed_receives: snapshot.failures.iter().map(|(failure, count)| (failure.name(), *count)).collect(),
         out_of_buffer_packets: None,
-        failed: entry.control.has_failed(),
+        failed: snapshot.receive_queue.is_failed,
         stalled: false,
         poll_errors: snapshot.poll_errors,
         anomalies: snapshot
