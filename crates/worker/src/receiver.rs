@@ -63,28 +63,12 @@ impl Receiver {
     /// The device refuses, or somebody else uses the queue's domain.
     #[cold]
     pub(crate) fn restart(&mut self, batch: &mut Batch, stats: &Stats) -> Result<(), verbs::VerbsError> {
-        let (mut completed, mut received) = (Vec::new(), Traffic::default());
-        let restarted = self.queue.restart(
-            &mut self.completions,
-            &mut self.pool,
-            &mut batch.frames,
-            |completion, pool| {
-                // There is none, as the queue was stopped before that poll. One that came all the same is
-                // counted: its packet can be in no batch any more.
-                let (status, bytes) = (completion.status(), completion.byte_len().unwrap_or(0));
-                if status == CompletionStatus::Success {
-                    stats.dropped(DropReason::BadFrame);
-                    received += Traffic { packets: 1, bytes: u64::from(bytes) };
-                } else {
-                    stats.failed(status);
-                }
-                completed.extend(pool.reclaim(completion).ok());
-            },
-        );
-        stats.received.add(received.packets, received.bytes);
-        batch.frames.append(&mut completed);
+        let mut late = LateTaker { stats, received: Traffic::default(), frames: Vec::new() };
+        let restarted = self.path.restart(&mut self.pool, &mut batch.frames, &mut late);
+        stats.received.add(late.received.packets, late.received.bytes);
+        batch.frames.append(&mut late.frames);
         restarted?;
-        let posted = self.queue.post(&mut self.pool, &mut batch.frames);
+        let posted = self.path.post(&mut self.pool, &mut batch.frames);
         stats.posted.add(posted as u64);
         Ok(())
     }
@@ -140,6 +124,32 @@ impl TakeReceives for BatchTaker<'_> {
         if reject(status, frame, self.batch, self.stats) {
             self.not_in_batch.packets += 1;
         }
+    }
+}
+
+/// Counts completions of a queue that is restarted. There are none, as the queue was stopped before the last
+/// poll found it empty. The packet of one that came all the same can be in no batch any more.
+struct LateTaker<'s> {
+    stats: &'s Stats,
+    received: Traffic,
+    frames: Vec<Frame>,
+}
+
+impl TakeReceives for LateTaker<'_> {
+    fn packet(&mut self, arrival: Arrival, frame: Option<Frame>) {
+        self.received += Traffic { packets: 1, bytes: u64::from(arrival.bytes) };
+        self.stats.dropped(DropReason::BadFrame);
+        self.frames.extend(frame);
+    }
+
+    fn rejected(&mut self, status: CompletionStatus, frame: Option<Frame>) {
+        if status == CompletionStatus::Success {
+            self.received += Traffic { packets: 1, bytes: 0 };
+            self.stats.dropped(DropReason::BadFrame);
+        } else {
+            self.stats.failed(status);
+        }
+        self.frames.extend(frame);
     }
 }
 

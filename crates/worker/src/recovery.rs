@@ -9,7 +9,7 @@
 //! 1. The queue is moved to RESET. From then on the device writes to no frame of it and completes nothing.
 //! 2. Iterations go on as always until a poll finds the completion queue empty: packets that were received
 //!    before the failure are classified and counted like all others, and flushed frames come back.
-//! 3. [`verbs::ReceiveQueue::restart`] takes back the frames that have no completion, and moves the queue to
+//! 3. [`verbs::Receive::restart`] takes back the frames that have no completion, and moves the queue to
 //!    RDY. Then all frames are posted.
 //!
 //! Packets that arrive meanwhile are losses of the port (`out_of_buffer`, of a soft NIC `queue_not_ready`).
@@ -20,7 +20,7 @@
 
 use std::time::{Duration, Instant};
 
-use verbs::VerbsErrno;
+use verbs::{Receive as _, VerbsErrno};
 
 use crate::batch::Batch;
 use crate::receiver::Receiver;
@@ -58,7 +58,7 @@ impl Recovery {
                 self.give_up(GivenUp::TooOften, stats);
                 return;
             }
-            RecoveryStep::None => receiver.queue.stop().map(|()| self.step = RecoveryStep::Stopped),
+            RecoveryStep::None => receiver.path.stop().map(|()| self.step = RecoveryStep::Stopped),
             RecoveryStep::Stopped if batch.drained => {
                 // Before the queue is ready: a failure after that sets it again.
                 stats.set_queue_failed(false);
