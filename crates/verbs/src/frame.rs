@@ -398,8 +398,8 @@ impl FramePool {
     }
 
     /// Takes all frames back that this queue has, if frames of the pool were posted to no other queue: which
-    /// queue has a frame is not known. Returns how many. The device must have given them up, and no completion
-    /// that names one may be waiting.
+    /// queue has a frame is not known. Returns how many. The device must have given them up, and no
+    /// completion that names one may be waiting.
     #[cold]
     pub(crate) fn take_back_posted(&mut self, queue: QueueKey, frames: &mut Vec<Frame>) -> usize {
         if self.receivers == Receivers::One(queue) { self.ledger.take_back_posted(frames) } else { 0 }

@@ -128,11 +128,11 @@ impl WorkQueue {
         self.change(sys::IBV_WQS_RESET, "RESET")
     }
 
-    /// Moves a queue to RESET that the device has put into its error state, of which the kernel does not know:
-    /// it keeps the state of the last verb (core/uverbs_cmd.c, `ib_uverbs_ex_modify_wq`), and the device may
-    /// compare the state that a command names with its own. So the first attempt names ERR, as DPDK's
-    /// `mlx5_devx_modify_rq` does, and the second one the kernel's state, as DPDK's `mlx5_rxq_ibv_modify` does
-    /// and as a queue needs that is not in its error state.
+    /// Moves a queue to RESET that the device has put into its error state, of which the kernel does not
+    /// know: it keeps the state of the last verb (core/uverbs_cmd.c, `ib_uverbs_ex_modify_wq`), and the
+    /// device may compare the state that a command names with its own. So the first attempt names ERR, as
+    /// DPDK's `mlx5_devx_modify_rq` does, and the second one the kernel's state, as DPDK's
+    /// `mlx5_rxq_ibv_modify` does and as a queue needs that is not in its error state.
     fn leave_error(&self) -> Result<()> {
         let attr = ibv_wq_attr {
             attr_mask: sys::IBV_WQ_ATTR_STATE | sys::IBV_WQ_ATTR_CURR_STATE,
@@ -391,12 +391,13 @@ impl ReceiveQueue {
         if self.queue.state() == WorkQueueState::Reset { Ok(()) } else { self.queue.leave_error() }
     }
 
-    /// Makes a queue ready anew that has failed, while the indirection tables and flows that refer to it stay:
-    /// the kernel counts no user of a queue when it changes its state (hw/mlx5/qp.c, `mlx5_ib_modify_wq`), and
-    /// DPDK recovers queues in the same way (drivers/net/mlx5/mlx5_rx.c, `mlx5_rx_err_handle`). Afterwards
-    /// nothing is posted. The frames that the queue had are in `frames`, except those of completions, which
-    /// `each` gets; returns how many there were. `completions` is the queue's own, and `pool` the only one
-    /// whose frames were posted to the queue, and to no other queue; frames of other pools stay lost.
+    /// Makes a queue ready anew that has failed, while the indirection tables and flows that refer to it
+    /// stay: the kernel counts no user of a queue when it changes its state (hw/mlx5/qp.c,
+    /// `mlx5_ib_modify_wq`), and DPDK recovers queues in the same way (drivers/net/mlx5/mlx5_rx.c,
+    /// `mlx5_rx_err_handle`). Afterwards nothing is posted. The frames that the queue had are in `frames`,
+    /// except those of completions, which `each` gets; returns how many there were. `completions` is the
+    /// queue's own, and `pool` the only one whose frames were posted to the queue, and to no other queue;
+    /// frames of other pools stay lost.
     ///
     /// No frame gets two owners, by the order of the steps. In RESET the device has given the frames up and
     /// adds no completion. When the completion queue is empty after that, nothing names a frame of the queue
