@@ -9,6 +9,7 @@ pub(crate) mod carving;
 pub(crate) mod cores;
 mod dataplane;
 pub(crate) mod device;
+mod device_events;
 mod error;
 pub(crate) mod health;
 mod history;
@@ -31,7 +32,6 @@ mod trace;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use control::EventKind;
 use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
 use device_model::DeviceModel;
 use worker::DeviceClock;
@@ -41,6 +41,7 @@ use crate::api::request::ReloadBody;
 use crate::api::{ReloadRequest, Wanted};
 use crate::cli::{Format, RunArgs};
 use crate::daemon::dataplane::{Builder, Steering};
+use crate::daemon::device_events::DeviceWatch;
 use crate::daemon::health::{Change, Monitor};
 use crate::daemon::history::{History, PastPolicy};
 use crate::daemon::nic_drops::NicDrops;
@@ -52,7 +53,7 @@ use crate::daemon::shutdown::{LOG_TIMEOUT, Reporting, stop};
 use crate::daemon::signals::{Event, Signals};
 use crate::daemon::sink_health::SinkMonitor;
 
-use crate::message::{NoSignals, NoThread, chain};
+use crate::message::{NoSignals, NoThread};
 use crate::policy_file::{self, Compiled, PolicyErrors};
 use crate::rates::Rates;
 use crate::settings::{self, Loaded, PolicySource, Request};
@@ -290,6 +291,7 @@ impl Daemon<'_> {
         let mut reloader = Reloader::new(self.parts.clone());
         let mut polls = Polls::default();
         let mut monitor = Monitor::new(self.stall);
+        let mut device = DeviceWatch::default();
         loop {
             // Before the wait: a signal may have come, and its wake-up been consumed, before the loop began.
             match self.signals.take() {
@@ -315,7 +317,7 @@ impl Daemon<'_> {
                 recv(deadline) -> _ => return Ok(()),
                 recv(ticks) -> _ => {
                     self.check_parts(&mut polls)?;
-                    self.check_device_events()?;
+                    device.check(observer)?;
                     let progress = observer.progress();
                     monitor.update(Instant::now(), &progress, &observer.health).iter().for_each(Change::log);
                     watchdog.feed(progress);
@@ -349,38 +351,6 @@ impl Daemon<'_> {
         }
         polls.failing(observer.poll_errors()).map_or(Ok(()), |worker| Err(Error::PollFails(worker)))
     }
-
-    /// Logs events such as a lost link, after which steering goes on.
-    ///
-    /// # Errors
-    /// The device cannot recover; systemd restarts the daemon.
-    fn check_device_events(&self) -> Result<(), Error> {
-        let context = self.steering.observer.opened.device.context();
-        loop {
-            match context.async_event() {
-                Ok(Some(event)) if is_fatal(event.kind) => {
-                    return Err(Error::DeviceFailed(event.to_string()));
-                }
-                Ok(Some(event)) => tracing::warn!("the device reports: {event}"),
-                Ok(None) => return Ok(()),
-                Err(error) => {
-                    tracing::debug!("no device events: {}", chain(&error));
-                    return Ok(());
-                }
-            }
-        }
-    }
-}
-
-/// Whether a queue or the whole device has failed for good (ibv_get_async_event(3)).
-fn is_fatal(kind: EventKind) -> bool {
-    matches!(
-        kind,
-        EventKind::DeviceFatal
-            | EventKind::WorkQueueFatal
-            | EventKind::CompletionQueueError
-            | EventKind::QueuePairFatal
-    )
 }
 
 /// Polls that the device refuses. One may be transient; if they continue the completion queue is broken,
@@ -484,14 +454,6 @@ fn start_view(observer: &Arc<Observer>, screen: &Screen) -> Result<Background, E
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn device_failures_end_the_daemon_and_lost_links_do_not() {
-        for kind in [EventKind::DeviceFatal, EventKind::WorkQueueFatal, EventKind::CompletionQueueError] {
-            assert!(is_fatal(kind), "{kind:?}");
-        }
-        assert!(!is_fatal(EventKind::PortError), "a link comes back");
-    }
 
     #[test]
     fn polls_that_fail_twice_in_a_row_are_a_failure() {

@@ -70,11 +70,50 @@ pub(crate) struct StageTime {
 pub(crate) struct DeviceState {
     pub(crate) name: String,
     pub(crate) soft: bool,
+    /// Whether it works, as far as its events show it.
+    #[serde(default)]
+    pub(crate) condition: DeviceCondition,
+    /// The asynchronous events that it has reported, by kind.
+    #[serde(default)]
+    pub(crate) events: BTreeMap<String, u64>,
     /// Whether the soft NIC's engine makes no progress; `None`: a real device.
     pub(crate) engine_stalled: Option<bool>,
     /// The device model whose limits apply.
     pub(crate) profile: String,
     pub(crate) ports: Vec<u8>,
+}
+
+/// The condition of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum DeviceCondition {
+    #[default]
+    Working,
+    /// It has reported a fatal error.
+    Failed,
+    /// It was removed, or its driver was reset.
+    Gone,
+}
+
+impl DeviceCondition {
+    pub(crate) const ALL: [Self; 3] = [Self::Working, Self::Failed, Self::Gone];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Working => "working",
+            Self::Failed => "failed",
+            Self::Gone => "gone",
+        }
+    }
+
+    /// The condition as a reason not to be ready.
+    pub(crate) fn fault(self) -> Option<&'static str> {
+        match self {
+            Self::Working => None,
+            Self::Failed => Some("the device has failed"),
+            Self::Gone => Some("the device is gone"),
+        }
+    }
 }
 
 /// A soft NIC of `[[softnic.others]]`. What it counts is no part of the accounting of received packets.
@@ -171,8 +210,10 @@ pub(crate) struct WorkerState {
     pub(crate) out_of_buffer_packets: Option<u64>,
     /// Not in the accounting: packets that a port lost by them are among its own losses.
     pub(crate) failed_receives: Reasons,
-    /// The receive queue is in its error state: it receives nothing any more.
+    /// The receive queue is in its error state: it receives nothing until the worker has recovered it.
     pub(crate) failed: bool,
+    /// How often the worker has recovered it.
+    pub(crate) queue_recoveries: u64,
     /// The loop makes no progress.
     pub(crate) stalled: bool,
     /// Failed polls.

@@ -130,6 +130,9 @@ fn of_daemon(error: &daemon::Error) -> u8 {
         Error::WorkerDied(_)
         | Error::AccountingMismatch(_)
         | Error::DeviceFailed(_)
+        | Error::DeviceGone(_)
+        | Error::CompletionQueue(_)
+        | Error::ReceiveQueue { .. }
         | Error::EngineDied(_)
         | Error::DataplaneDied
         | Error::HttpEnded
@@ -152,6 +155,8 @@ mod tests {
         let failed = [
             daemon::Error::AccountingMismatch(String::new()),
             daemon::Error::DeviceFailed(String::new()),
+            daemon::Error::DeviceGone(String::new()),
+            daemon::Error::CompletionQueue(String::new()),
             daemon::Error::EngineDied(String::new()),
             daemon::Error::DataplaneDied,
             daemon::Error::HttpEnded,

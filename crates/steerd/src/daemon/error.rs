@@ -4,8 +4,10 @@
 
 use std::io;
 
+use super::device_events::final_failure;
 use super::{libmlx5, sinks};
 use control::ControlError;
+use worker::ReceiveQueueHealth;
 
 use crate::message::{NoSignals, NoThread, chain, lacking};
 use crate::policy_file::PolicyErrors;
@@ -92,8 +94,27 @@ pub(crate) enum Error {
     DataplaneDied,
     #[error("{0}")]
     AccountingMismatch(String),
-    #[error("the device failed: {0} (hint: see the kernel log: journalctl -k)")]
+    #[error(
+        "the device {0} has failed for good (hint: the kernel log has the reason: journalctl -k; a new start succeeds once the \
+         driver has reset it)"
+    )]
     DeviceFailed(String),
+    #[error(
+        "the device {0} is gone: it was removed, or its driver was reset or unloaded (hint: see the kernel log: journalctl -k; \
+         a new start succeeds once it is back)"
+    )]
+    DeviceGone(String),
+    /// The event.
+    #[error(
+        "a completion queue has lost completions and cannot be used any more: {0} (hint: it has room for all that can \
+         complete: please report this with the kernel log, journalctl -k)"
+    )]
+    CompletionQueue(String),
+    #[error(
+        "{} (hint: the kernel log may have the cause: journalctl -k; a cause that stays is in the NIC or its firmware)",
+        final_failure(*worker, *health)
+    )]
+    ReceiveQueue { worker: u32, health: ReceiveQueueHealth },
     #[error("the engine of {0} exited unexpectedly")]
     EngineDied(String),
     #[error("a server exited unexpectedly: the daemon could no longer be monitored")]

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::daemon::sink_health::LosingSink;
+use crate::state::DeviceCondition;
 use crate::telemetry::http::Probes;
 
 /// A longer gap between two updates counts as this much: if the whole process was stopped (SIGSTOP, a
@@ -64,6 +65,9 @@ struct Status {
     steering: bool,
     stalled: Vec<Part>,
     ports_down: Vec<DownPort>,
+    device: DeviceCondition,
+    /// The workers whose receive queues are in their error state.
+    failed_queues: Vec<u32>,
     losing_sinks: Vec<LosingSink>,
     /// Why rules at run time do not act as they should.
     rules_fault: Option<String>,
@@ -91,6 +95,24 @@ impl Health {
         let down = now.iter().filter(|port| !before.contains(port)).cloned().map(Change::Down);
         let up = before.iter().filter(|port| !now.contains(port)).cloned().map(Change::Up);
         down.chain(up).collect()
+    }
+
+    /// Notes that the device has failed.
+    pub(crate) fn set_device(&self, condition: DeviceCondition) {
+        self.status().device = condition;
+    }
+
+    /// The condition of the device, as far as its events show it.
+    pub(crate) fn device(&self) -> DeviceCondition {
+        self.status().device
+    }
+
+    /// Replaces the workers whose receive queues are in their error state; returns those that are new.
+    pub(crate) fn set_failed_queues(&self, now: Vec<u32>) -> Vec<Change> {
+        let mut status = self.status();
+        let before = std::mem::replace(&mut status.failed_queues, now);
+        let new = status.failed_queues.iter().filter(|worker| !before.contains(worker));
+        new.map(|worker| Change::QueueFailed(*worker)).collect()
     }
 
     /// Replaces the sinks that lose all their packets; returns those that began or ceased to.
@@ -147,8 +169,14 @@ impl Probes for Health {
             return Err("not ready".into());
         }
         let stalled = self.stalled();
-        let ports = self.status().ports_down.clone();
+        let (ports, queues) = {
+            let status = self.status();
+            (status.ports_down.clone(), status.failed_queues.clone())
+        };
         let mut reasons: Vec<String> = stalled.iter().map(|part| format!("{part} is stalled")).collect();
+        reasons.extend(self.device().fault().map(str::to_owned));
+        reasons
+            .extend(queues.iter().map(|worker| format!("the receive queue of worker {worker} has failed")));
         reasons.extend(ports.iter().map(|port| format!("{port} is down")));
         if reasons.is_empty() { Ok(()) } else { Err(format!("not ready: {}", reasons.join(", "))) }
     }
@@ -184,6 +212,7 @@ pub(crate) enum Change {
     Recovered(Part, Duration),
     Down(DownPort),
     Up(DownPort),
+    QueueFailed(u32),
     Losing(LosingSink),
     Passing(LosingSink),
 }
@@ -199,6 +228,9 @@ impl Change {
             }
             Self::Down(port) => tracing::warn!("{port} is down: nothing is received there"),
             Self::Up(port) => tracing::info!("{port} is up again"),
+            Self::QueueFailed(worker) => {
+                tracing::warn!("the receive queue of worker {worker} has failed and is being recovered");
+            }
             Self::Losing(sink) => tracing::warn!("{sink}"),
             Self::Passing(sink) => tracing::info!("sink `{}` passes packets on again", sink.name),
         }
@@ -327,6 +359,19 @@ mod tests {
         assert_eq!(health.alive(), Ok(()));
         assert_eq!(health.set_ports_down(vec![]), [Change::Up(port)]);
         assert_eq!(health.ready(), Ok(()));
+    }
+
+    #[test]
+    fn a_failed_queue_or_device_is_not_ready() {
+        let health = Health::default();
+        health.set_steering(true);
+        assert_eq!(health.set_failed_queues(vec![2]), [Change::QueueFailed(2)]);
+        assert_eq!(health.set_failed_queues(vec![2]), [], "still");
+        assert_eq!(health.ready(), Err("not ready: the receive queue of worker 2 has failed".into()));
+        assert_eq!(health.set_failed_queues(vec![]), []);
+        assert_eq!((health.ready(), health.alive()), (Ok(()), Ok(())));
+        health.set_device(DeviceCondition::Gone);
+        assert_eq!(health.ready(), Err("not ready: the device is gone".into()));
     }
 
     #[test]

@@ -10,12 +10,13 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use control::{ChangeProgress, ControlError, DropTotals};
 use softnic::{PortStats, SoftNic};
-use worker::{ClockRelation, ReceiveKind, Traffic, WorkerControl};
+use worker::{ClockRelation, ReceiveKind, ReceiveQueueHealth, Traffic, WorkerControl};
 
 use crate::api::model;
 use crate::daemon::board::Board;
 use crate::daemon::dataplane::DropReader;
 use crate::daemon::device::{OpenDevice, OutOfBuffer, Soft};
+use crate::daemon::device_events::EventCounts;
 use crate::daemon::health::{DownPort, Health, Part, Progress};
 use crate::daemon::libmlx5::PreloadedNic;
 use crate::daemon::trace::TraceTotals;
@@ -38,9 +39,17 @@ pub(crate) struct Observer {
     pub(super) frames: u64,
     pub(super) log: Log,
     pub(super) traces: Arc<TraceTotals>,
+    /// What the device has reported.
+    pub(super) events: EventCounts,
     /// The traffic of rules at run time, by their names in programs, that was counted in the device until
     /// they left it, and that nobody has taken.
     pub(super) left_device: Mutex<HashMap<String, Traffic>>,
+}
+
+/// A worker that was found by its receive queue.
+pub(super) struct WorkerOfQueue<'o> {
+    pub(super) index: usize,
+    pub(super) control: &'o WorkerControl,
 }
 
 pub(super) struct WorkerEntry {
@@ -103,6 +112,17 @@ impl Observer {
     /// The number of failed polls of each worker.
     pub(crate) fn poll_errors(&self) -> Vec<u64> {
         self.workers.iter().map(|entry| entry.control.progress().poll_errors).collect()
+    }
+
+    /// The state of each worker's receive queue.
+    pub(super) fn receive_queues(&self) -> impl Iterator<Item = (u32, ReceiveQueueHealth)> {
+        self.workers.iter().map(|entry| (entry.control.id().0, entry.control.receive_queue()))
+    }
+
+    /// The worker whose receive queue has this number.
+    pub(super) fn worker_of_queue(&self, number: u32) -> Option<WorkerOfQueue<'_>> {
+        let index = self.workers.iter().position(|entry| entry.queue == number)?;
+        Some(WorkerOfQueue { index, control: &self.workers[index].control })
     }
 
     /// Gives workers the relation by which they convert timestamps.

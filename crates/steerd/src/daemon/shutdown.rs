@@ -87,7 +87,7 @@ pub(super) fn stop(
 ) -> Result<(), Error> {
     let Reporting { servers, ports, view, screen, log, signals } = reporting;
     notify::stopping();
-    let Stopped { state, ran_for, mut errors, mut hung, remains } = steering.stop();
+    let Stopped { state, ran_for, mut errors, mut hung, is_device_lost, remains } = steering.stop();
     // The thread of the dataplane is missing at the end, too.
     errors.retain(|error| !matches!((error, &ended), (Error::DataplaneDied, Err(Error::DataplaneDied))));
     if !servers.stop(SERVER_TIMEOUT) {
@@ -98,8 +98,10 @@ pub(super) fn stop(
             hung.push(name.into());
         }
     }
-    if !hung.is_empty() {
+    let is_exact = hung.is_empty() && !is_device_lost;
+    if !is_exact {
         // Threads that still run use the device: its objects must outlive them, so they are never dropped.
+        // Nor are those of a lost device, which would refuse to release each of them.
         std::mem::forget(remains);
     }
     log.flush(LOG_TIMEOUT);
@@ -110,7 +112,7 @@ pub(super) fn stop(
         Some(state) if !signals.terminal_is_gone() => summary::print(format, state, ran_for),
         _ => Ok(()),
     };
-    let mismatch = state.as_ref().filter(|_| hung.is_empty()).and_then(|state| mismatch(&state.accounting));
+    let mismatch = state.as_ref().filter(|_| is_exact).and_then(|state| mismatch(&state.accounting));
     let hung = (!hung.is_empty()).then(|| Error::StillRunning(hung.join(", ")));
     first_of(
         ended

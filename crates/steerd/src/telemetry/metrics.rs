@@ -17,8 +17,9 @@ use prometheus::proto::{self, Bucket, Histogram, LabelPair, MetricFamily, Metric
 use crate::effects::Effect;
 use crate::outcome::{Count, PacketOutcome};
 use crate::state::{
-    Accounting, Buckets, DeviceState, LatencyState, OtherDeviceState, PortClaims, PortCounters, PortFilters,
-    PortState, Reasons, RuleState, SinkState, SinkTrafficState, State, WorkerState,
+    Accounting, Buckets, DeviceCondition, DeviceState, LatencyState, OtherDeviceState, PortClaims,
+    PortCounters, PortFilters, PortState, Reasons, RuleState, SinkState, SinkTrafficState, State,
+    WorkerState,
 };
 
 /// All metrics of a state.
@@ -112,6 +113,14 @@ static METRICS: &[Metric] = &[
         |s| one(count(s.state.trace_differences))),
     gauge("steerd_device_info", &["device", "kind"], "The device in use; always 1.",
         device_info),
+    gauge("steerd_device_state", &["device", "state"],
+        "1 for the condition of the device, 0 for the others: working, failed (a fatal error), gone (removed, or its driver \
+         was reset).",
+        device_states),
+    counter("steerd_device_events_total", &["device", "event"],
+        "Asynchronous events of the device: device_failed, port_down, port_up, receive_queue_failed, queue_pair_failed, \
+         completion_queue_overrun, other. Absent before the first one.",
+        device_events),
     gauge("steerd_engine_stalled", &["device"], "1 while an engine thread of this soft NIC makes no progress.",
         engines_stalled),
     gauge("steerd_accounting_matches", &[],
@@ -275,6 +284,12 @@ static METRICS: &[Metric] = &[
     counter("steerd_worker_poll_errors_total", &["worker"],
         "Iterations in which polling the completion queue failed.",
         |s| workers(s, |w| Value::Number(count(w.poll_errors)))),
+    gauge("steerd_worker_queue_failed", &["worker"],
+        "1 while the worker's receive queue is in its error state: packets for it are lost until it is recovered.",
+        |s| workers(s, |w| Value::Number(flag(w.failed)))),
+    counter("steerd_worker_queue_recoveries_total", &["worker"],
+        "Recoveries of the worker's receive queue after a failure.",
+        |s| workers(s, |w| Value::Number(count(w.queue_recoveries)))),
     gauge("steerd_worker_stalled", &["worker"], "1 while the worker's loop makes no progress.",
         |s| workers(s, |w| Value::Number(flag(w.stalled)))),
     counter("steerd_worker_dropped_packets_total", &["worker", "reason"],
@@ -332,6 +347,22 @@ fn device_info<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
     let device = &s.state.device;
     let kind = if device.soft { "softnic" } else { "rdma" };
     vec![(vec![device.name.as_str().into(), kind.into()], Value::Number(1.0))]
+}
+
+fn device_states<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
+    let DeviceState { name, condition, .. } = &s.state.device;
+    let series = |state: DeviceCondition| {
+        (vec![name.as_str().into(), state.name().into()], Value::Number(flag(state == *condition)))
+    };
+    DeviceCondition::ALL.map(series).into()
+}
+
+fn device_events<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
+    let DeviceState { name, events, .. } = &s.state.device;
+    let series = |(event, total): (&'s String, &u64)| {
+        (vec![name.as_str().into(), event.as_str().into()], Value::Number(count(*total)))
+    };
+    events.iter().map(series).collect()
 }
 
 fn reloads<'s>(s: &Sources<'s>) -> Vec<Series<'s>> {

@@ -6,7 +6,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::rates::{self, PerSecond, Rates};
-use crate::state::{PortState, RuleState, SinkState, State, TOP_FLOWS_MAX, TopFlowState, WorkerState};
+use crate::state::{
+    DeviceCondition, PortState, RuleState, SinkState, State, TOP_FLOWS_MAX, TopFlowState, WorkerState,
+};
 
 /// Described in docs/reference/api.md.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -20,6 +22,9 @@ pub(crate) struct Top {
     #[serde(default)]
     pub(crate) degraded: Option<String>,
     pub(crate) device: String,
+    /// Whether the device works, as far as its events show it.
+    #[serde(default)]
+    pub(crate) device_condition: DeviceCondition,
     pub(crate) policy: String,
     pub(crate) generation: u64,
     /// The result of the packet accounting.
@@ -89,6 +94,12 @@ pub(crate) struct Worker {
     /// `null`: any.
     pub(crate) core: Option<usize>,
     pub(crate) stalled: bool,
+    /// Its receive queue is in its error state.
+    #[serde(default)]
+    pub(crate) failed: bool,
+    /// How often it has recovered its receive queue.
+    #[serde(default)]
+    pub(crate) queue_recoveries: u64,
     pub(crate) packets: u64,
     pub(crate) bytes: u64,
     pub(crate) packets_per_second: f64,
@@ -127,6 +138,7 @@ impl Sampler {
             ready: state.ready,
             degraded: state.degraded.clone(),
             device: state.device.name.clone(),
+            device_condition: state.device.condition,
             policy: state.policy.source.clone(),
             generation: state.policy.generation,
             accounting: state.accounting.verdict(),
@@ -163,6 +175,8 @@ fn worker(worker: &WorkerState, rates: &PerSecond) -> Worker {
         worker: number,
         core: worker.core,
         stalled: worker.stalled,
+        failed: worker.failed,
+        queue_recoveries: worker.queue_recoveries,
         packets: worker.received_packets,
         bytes: worker.received_bytes,
         packets_per_second: rates.of(&rates::worker_packets(number)),

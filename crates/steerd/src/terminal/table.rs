@@ -171,8 +171,9 @@ fn workers_table(workers: &Chosen<'_, WorkerState>, all: &[WorkerState], rates: 
     let time = |worker: &WorkerState, regime: &str| rates.of(&rates::worker_ns(worker.worker, regime));
     for worker in &workers.shown {
         let stalled = if worker.stalled { " (stalled)" } else { "" };
+        let failed = if worker.failed { " (queue failed)" } else { "" };
         let mut row = vec![
-            format!("{}{stalled}", worker.worker),
+            format!("{}{stalled}{failed}", worker.worker),
             worker.core.map_or_else(|| "any".into(), |core| core.to_string()),
             number(worker.received_packets),
             bytes(worker.received_bytes),

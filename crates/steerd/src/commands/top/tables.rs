@@ -195,8 +195,9 @@ const WORKERS: &[Column] = &[
 #[allow(clippy::cast_precision_loss)]
 fn worker(worker: &Worker) -> Vec<Cell> {
     let stalled = if worker.stalled { " stalled" } else { "" };
+    let failed = if worker.failed { " failed" } else { "" };
     vec![
-        Cell::of(f64::from(worker.worker), format!("{}{stalled}", worker.worker)),
+        Cell::of(f64::from(worker.worker), format!("{}{stalled}{failed}", worker.worker)),
         worker
             .core
             .map_or_else(|| Cell::of(-1.0, "any".into()), |core| Cell::of(core as f64, core.to_string())),
@@ -294,8 +295,9 @@ pub(super) fn text(top: &Top) -> String {
 pub(super) fn head(top: &Top) -> String {
     let ready = if top.ready { "ready" } else { "not ready" };
     let degraded = top.degraded.as_ref().map_or_else(String::new, |why| format!(", {why}"));
+    let fault = top.device_condition.fault().map_or_else(String::new, |fault| format!(", {fault}"));
     format!(
-        "steerd {}  {}  {}  generation {}  {ready}{degraded}",
+        "steerd {}  {}  {}  generation {}  {ready}{fault}{degraded}",
         top.version, top.device, top.policy, top.generation
     )
 }

@@ -17,6 +17,7 @@ use crate::daemon::Error;
 use crate::daemon::board::{Board, PolicyInForce, Warnings};
 use crate::daemon::cores::{self, HostCores};
 use crate::daemon::device::{self, OpenDevice, OutOfBuffer};
+use crate::daemon::device_events::EventCounts;
 use crate::daemon::nic_drops::NicDrops;
 use crate::daemon::observer::{Observer, WorkerEntry, unix_seconds};
 use crate::daemon::placement::{self, Placement};
@@ -170,6 +171,7 @@ impl Builder {
             frames,
             log,
             traces: Arc::default(),
+            events: EventCounts::default(),
             left_device: Mutex::default(),
         });
         let mut dataplane = Dataplane {

@@ -16,7 +16,7 @@ use crate::daemon::observer::{Moment, Observer};
 use crate::daemon::shutdown::within;
 use crate::daemon::sinks::Sinks;
 use crate::daemon::{Error, notify};
-use crate::state::State;
+use crate::state::{DeviceCondition, State};
 
 /// How long the shutdown waits for each of its steps. Together with the limits in `shutdown` they stay below
 /// TimeoutStopSec= of systemd/steerd.service, so that parts that hang are named before the service is killed.
@@ -48,6 +48,9 @@ pub(crate) struct Stopped {
     pub(crate) errors: Vec<Error>,
     /// The parts that did not end in time. They still use the device, so what remains must not be dropped.
     pub(crate) hung: Vec<String>,
+    /// The device has failed for good. It refuses to release objects one by one, and the kernel releases them
+    /// with the process: what remains need not be dropped.
+    pub(crate) is_device_lost: bool,
     pub(crate) remains: Remains,
 }
 
@@ -70,6 +73,7 @@ struct Ending {
     observer: Arc<Observer>,
     errors: Vec<Error>,
     hung: Vec<String>,
+    is_device_lost: bool,
 }
 
 impl Steering {
@@ -80,7 +84,8 @@ impl Steering {
         let ran_for = observer.started.elapsed();
         observer.health.set_steering(false);
         observer.opened.close_wires();
-        let mut ending = Ending { observer, errors: Vec::new(), hung: Vec::new() };
+        let is_device_lost = observer.health.device() != DeviceCondition::Working;
+        let mut ending = Ending { observer, errors: Vec::new(), hung: Vec::new(), is_device_lost };
         let (controller, sinks) = ending.clear(owner);
         let (workers, failed) = threads.join();
         let (sinks, workers) = ending.end_sinks(sinks, workers);
@@ -92,10 +97,10 @@ impl Steering {
         }
         stop_engines(&ending.observer).into_iter().for_each(|engine| ending.hang(engine));
         let (state, controller) = ending.read_state(controller);
-        let Ending { observer, errors, hung } = ending;
+        let Ending { observer, errors, hung, .. } = ending;
         let remains =
             Remains { _controller: controller, _sinks: sinks, _workers: workers, _observer: observer };
-        Stopped { state, ran_for, errors, hung, remains }
+        Stopped { state, ran_for, errors, hung, is_device_lost, remains }
     }
 }
 
@@ -120,9 +125,13 @@ impl Ending {
             }
         };
         let observer = Arc::clone(&self.observer);
+        let is_device_lost = self.is_device_lost;
         let clear = move || {
             let of_filters = nic_drops.end();
-            let of_flows = change_device(&mut controller, &observer, Controller::clear);
+            let of_flows = match is_device_lost {
+                true => Ok(()),
+                false => change_device(&mut controller, &observer, Controller::clear),
+            };
             (controller, of_filters, of_flows.map_err(Error::Install))
         };
         let cleared = within("clear", deadline.saturating_duration_since(Instant::now()), clear);
@@ -165,8 +174,12 @@ impl Ending {
     /// Reads the last state, which is exact if every part has ended.
     fn read_state(&mut self, controller: Option<Controller>) -> (Option<State>, Option<Controller>) {
         let observer = Arc::clone(&self.observer);
-        let moment = if self.hung.is_empty() { Moment::Ended } else { Moment::Running };
+        let is_exact = self.hung.is_empty() && !self.is_device_lost;
+        let moment = if is_exact { Moment::Ended } else { Moment::Running };
+        let is_device_lost = self.is_device_lost;
         let read = move || match controller {
+            // The counters of a lost device cannot be read, and the controller is not dropped here.
+            controller if is_device_lost => (observer.state(), controller),
             Some(mut controller) => {
                 let drops = read_drops(&mut controller, &observer);
                 (observer.last_state(drops, moment), Some(controller))

@@ -157,6 +157,8 @@ fn device(observer: &Observer, stalled: &[Part]) -> DeviceState {
     DeviceState {
         name: observer.opened.device.name().to_owned(),
         soft: observer.opened.is_soft(),
+        condition: observer.health.device(),
+        events: observer.events.read(),
         engine_stalled: observer.opened.engine_stalled(stalled),
         profile: observer.opened.device.profile(observer.workers.len()).name,
         ports: observer.opened.ports.clone(),
@@ -361,6 +363,7 @@ fn worker(entry: &WorkerEntry, snapshot: &WorkerSnapshot) -> WorkerState {
         failed_receives: snapshot.failures.iter().map(|(failure, count)| (failure.name(), *count)).collect(),
         out_of_buffer_packets: None,
         failed: snapshot.receive_queue.is_failed,
+        queue_recoveries: snapshot.receive_queue.recoveries,
         stalled: false,
         poll_errors: snapshot.poll_errors,
         anomalies: snapshot
