@@ -9,6 +9,7 @@ use std::time::Duration;
 use wire::{GatedWire, MAX_MTU_BYTES, Wire as _, WireConfig, WireError};
 
 use crate::SoftNicError;
+use crate::faults::{FaultPlan, FaultPlanError};
 use crate::limits::{MAX_NAME_BYTES, MIN_MTU_BYTES};
 use crate::nic::{Drive, SoftNic, SoftNicConfig, is_device_name};
 use crate::personality::{Personality, UnknownPersonality};
@@ -36,8 +37,11 @@ pub mod variable {
     /// ([`crate::preload::host`]); `open` without it.
     pub const WIRES: &str = "SOFTNIC_WIRES";
 
+    /// Faults to be made on purpose, as [`crate::FaultPlan`] reads them; none without it.
+    pub const FAULTS: &str = "SOFTNIC_FAULTS";
+
     /// All of them.
-    pub const ALL: [&str; 8] = [NAME, WIRE, PERSONALITY, MTU, CORE, WAIT, METHOD, WIRES];
+    pub const ALL: [&str; 9] = [NAME, WIRE, PERSONALITY, MTU, CORE, WAIT, METHOD, WIRES, FAULTS];
 }
 
 /// A value of [`variable::WIRES`]: the wires are open.
@@ -72,6 +76,8 @@ pub struct Settings {
     pub wait: Duration,
     /// Whether the wire receives nothing until the program opens it.
     pub wires_closed: bool,
+    /// Faults to be made on purpose.
+    pub faults: FaultPlan,
 }
 
 impl Settings {
@@ -105,6 +111,7 @@ impl Settings {
         let personality = text(variable::PERSONALITY, if mlx5 { "mlx5" } else { "ideal" });
         let mtu_bytes = number(variable::MTU, MIN_MTU_BYTES.into(), MAX_MTU_BYTES.into())?;
         let core = number(variable::CORE, 0, last_core())?;
+        let faults = text(variable::FAULTS, "");
         let wires = text(variable::WIRES, WIRES_OPEN);
         if ![WIRES_OPEN, WIRES_CLOSED].contains(&wires.as_str()) {
             let problem = format!("`{WIRES_OPEN}` or `{WIRES_CLOSED}` is wanted");
@@ -119,6 +126,9 @@ impl Settings {
             core: core.and_then(|core| usize::try_from(core).ok()),
             wait: Duration::from_secs(number(variable::WAIT, 0, WAIT_LIMIT_S)?.unwrap_or(DEFAULT_WAIT_S)),
             wires_closed: wires == WIRES_CLOSED,
+            faults: faults
+                .parse()
+                .map_err(|error: FaultPlanError| refuse(variable::FAULTS, &faults, error.to_string()))?,
             name,
         })
     }
@@ -129,12 +139,14 @@ impl Settings {
         let wire = self.wire.open().map_err(|source: WireError| SoftNicError::Wire { source })?;
         let wire = Box::new(GatedWire::new(wire, wires_open));
         let mtu_bytes = self.mtu_bytes.unwrap_or_else(|| wire.mtu_bytes().min(MAX_MTU_BYTES));
-        SoftNic::create_without_provider(SoftNicConfig {
+        let nic = SoftNic::create_without_provider(SoftNicConfig {
             name: self.name.clone(),
             personality: self.personality,
             ports: vec![PortConfig { wire, mtu_bytes }],
             drive: Drive::Thread { core: self.core },
-        })
+        })?;
+        nic.plan_faults(self.faults.clone());
+        Ok(nic)
     }
 }
 

@@ -299,6 +299,8 @@ pub(crate) fn open(settings: &Settings) -> Result<OpenDevice, Error> {
         };
         let nic = &settings.softnic;
         let (device, soft) = open_soft(&nic.name, nic.personality()?, &nic.ports, drive, nic.flow_rate)?;
+        // The settings were checked.
+        nic.faults.parse().into_iter().for_each(|plan| soft.nic.plan_faults(plan));
         return Ok(OpenDevice {
             device,
             ports,

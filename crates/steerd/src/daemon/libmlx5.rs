@@ -91,6 +91,9 @@ fn device_variables(nic: &SoftNic) -> Vec<(&'static str, OsString)> {
         variables.push((variable::WIRE, wire.into()));
         variables.push((variable::MTU, port.mtu_bytes().to_string().into()));
     }
+    if !nic.faults.is_empty() {
+        variables.push((variable::FAULTS, nic.faults.clone().into()));
+    }
     // The daemon itself waits for the peer of a link.
     variables.push((variable::WAIT, "0".into()));
     if let [Some(core)] = nic.engine_threads().as_slice() {

@@ -7,7 +7,7 @@ use std::error::Error as _;
 
 use device_model::{BaseModel, DeviceModel, LoadError};
 use nic_filters::FilterModel;
-use softnic::PORT_MTU_BYTES;
+use softnic::{FaultPlan, PORT_MTU_BYTES};
 use wire::WireConfig;
 
 use super::layers::Layers;
@@ -171,6 +171,9 @@ fn check_softnic(settings: &Settings, report: &mut dyn FnMut(&str, String, Optio
         );
         let hint = "workers.frame_bytes = \"auto\", or merged = \"split\"";
         report("softnic.ports", message, Some(hint));
+    }
+    if let Err(error) = nic.faults.parse::<FaultPlan>() {
+        report("softnic.faults", error.to_string(), None);
     }
     match nic.personality.parse::<softnic::Personality>() {
         Ok(personality) => check_provider(nic, personality.model().personality, report),

@@ -251,6 +251,8 @@ pub(crate) struct SoftNic {
     pub(crate) mode: SoftNicMode,
     /// Flows created or destroyed a second; 0: as many as it can.
     pub(crate) flow_rate: u32,
+    /// Faults to be made on purpose, as [`softnic::FaultPlan`] reads them.
+    pub(crate) faults: String,
     /// One thread for each of these cores; `core` is one.
     pub(crate) cores: Option<Vec<usize>>,
     pub(crate) core: Option<usize>,

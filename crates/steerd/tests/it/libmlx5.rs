@@ -31,7 +31,7 @@ fn assert_receives(state: &serde_json::Value, receive: &str) {
 }
 
 /// The launcher, if it and rdma-core's mlx5 provider are there.
-fn softnic() -> Option<PathBuf> {
+pub(crate) fn softnic() -> Option<PathBuf> {
     let launcher = Path::new(env!("CARGO_BIN_EXE_steerd")).with_file_name("softnic");
     let listed = Command::new(&launcher).arg("list").output();
     let why = match &listed {

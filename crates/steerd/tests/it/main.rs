@@ -16,6 +16,7 @@ mod crate_lists;
 mod daemon;
 mod documents;
 mod examples;
+mod faults;
 mod feeds;
 mod forward;
 mod history;

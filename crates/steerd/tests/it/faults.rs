@@ -1,0 +1,122 @@
+//! The daemon while its device fails, with both providers of the soft NIC: receive queues fail under traffic
+//! and recover, or fail again and again; a link goes down and comes up; the device fails for good.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::libmlx5;
+use crate::support::{Daemon, steerd};
+
+/// The providers that can be used here.
+fn providers() -> Vec<&'static str> {
+    let mlx5 = libmlx5::softnic().map(|_| "mlx5");
+    ["softnic"].into_iter().chain(mlx5).collect()
+}
+
+/// `run --demo` on a soft NIC with the limits of an mlx5, with these faults.
+fn demonstration(provider: &str, faults: &str) -> Command {
+    let mut command = steerd();
+    command.args(["run", "--demo", "--format", "json"]);
+    command.env("STEERD_SOFTNIC__PROVIDER", provider).env("STEERD_SOFTNIC__PERSONALITY", "mlx5");
+    command.env("STEERD_SOFTNIC__FAULTS", faults);
+    command
+}
+
+fn summary(text: &str) -> serde_json::Value {
+    serde_json::from_str(text).expect("JSON")
+}
+
+/// The sum over both workers.
+fn of_workers(daemon: &Daemon, metric: &str) -> f64 {
+    ["worker=\"0\"", "worker=\"1\""].iter().map(|worker| daemon.metric(metric, &[worker])).sum()
+}
+
+#[test]
+fn failed_queues_recover_under_traffic() {
+    for provider in providers() {
+        // The second one is reported by an event alone.
+        let mut daemon =
+            Daemon::start_command(&mut demonstration(provider, "queue@5000,stuck-queue@100000,queue@300000"));
+        daemon.until("three recoveries", |daemon| {
+            of_workers(daemon, "steerd_worker_queue_recoveries_total") > 2.5
+        });
+        daemon.wait_for("its receive queue failed", 1);
+        let failed = "event=\"receive_queue_failed\"";
+        daemon.until("three events", |daemon| daemon.metric("steerd_device_events_total", &[failed]) > 2.5);
+        daemon.until_page("/readyz", &(200, "ready\n".into()));
+        assert!(of_workers(&daemon, "steerd_worker_queue_failed") < 0.5);
+        assert!(daemon.metric("steerd_device_state", &["state=\"working\""]) > 0.5);
+        let received = |daemon: &Daemon| of_workers(daemon, "steerd_worker_received_packets_total");
+        let before = received(&daemon);
+        daemon.until("packets flow again", |daemon| received(daemon) > before + 20_000.0);
+        let (status, text, log) = daemon.terminate();
+        assert!(status.success(), "{provider}: {log}");
+        let summary = summary(&text);
+        assert_eq!(summary["accounting"]["matches"], true, "{provider}: {summary:#}");
+        let workers = summary["workers"].as_array().expect("workers").iter();
+        let recoveries: u64 =
+            workers.map(|worker| worker["queue_recoveries"].as_u64().expect("a count")).sum();
+        // One event may be taken for a failure of its own, never more.
+        assert!((3..=4).contains(&recoveries), "{provider}: {recoveries}, {log}");
+    }
+}
+
+#[test]
+fn repeated_failures_end_the_daemon() {
+    for provider in providers() {
+        let daemon = Daemon::start_command(&mut demonstration(provider, "queue@2000/2000"));
+        let (status, text, log) = daemon.end();
+        assert_eq!(status.code(), Some(7), "{provider}: {log}");
+        let verdict = "has failed again after 5 recoveries within 60 s (last failed receive: flushed)";
+        assert!(log.contains("the receive queue of worker") && log.contains(verdict), "{provider}: {log}");
+        assert!(log.contains("journalctl -k"), "{provider}: {log}");
+        let summary = summary(&text);
+        assert_eq!(summary["accounting"]["matches"], true, "{provider}: {summary:#}");
+    }
+}
+
+#[test]
+fn a_link_that_comes_back_is_ready_again() {
+    for provider in providers() {
+        let mut daemon = Daemon::start_command(&mut demonstration(provider, "link@20000+3000"));
+        daemon.until("not ready", |daemon| daemon.page("/readyz").0 == 503);
+        let (_, why) = daemon.page("/readyz");
+        assert!(why.starts_with("not ready: port 1 (") && why.ends_with("is down\n"), "{why}");
+        daemon.until("the metric", |daemon| daemon.metric("steerd_port_up", &["port=\"1\""]) < 0.5);
+        daemon.wait_for("is up again", 1);
+        daemon.until_page("/readyz", &(200, "ready\n".into()));
+        daemon.until("the metric", |daemon| daemon.metric("steerd_port_up", &["port=\"1\""]) > 0.5);
+        for event in ["event=\"port_down\"", "event=\"port_up\""] {
+            daemon.until(event, |daemon| daemon.metric("steerd_device_events_total", &[event]) > 0.5);
+        }
+        let (status, text, log) = daemon.terminate();
+        assert!(status.success(), "{provider}: {log}");
+        assert_eq!(summary(&text)["accounting"]["matches"], true, "{provider}: {text}");
+    }
+}
+
+#[test]
+fn a_device_that_fails_ends_the_daemon_soon() {
+    for provider in providers() {
+        let mut daemon = Daemon::start_command(&mut demonstration(provider, "device@50000"));
+        daemon.wait_for("has failed for good", 1);
+        let begun = Instant::now();
+        let (status, text, log) = daemon.end();
+        assert_eq!(status.code(), Some(7), "{provider}: {log}");
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+        assert!(
+            !log.contains("did not end in time") && !log.contains("accounting mismatch"),
+            "{provider}: {log}"
+        );
+        assert!(log.matches("it is leaked").count() < 10, "{provider}: {log}");
+        assert_eq!(summary(&text)["device"]["condition"], "failed", "{provider}: {text}");
+    }
+}
+
+#[test]
+fn wrong_faults_are_refused() {
+    let output = demonstration("softnic", "queue@").output().expect("it runs");
+    assert_eq!(output.status.code(), Some(3));
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(message.contains("softnic.faults: `queue@` is no fault"), "{message}");
+}
