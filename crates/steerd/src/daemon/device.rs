@@ -226,6 +226,11 @@ impl OpenDevice {
             None => DevicePort::of_interface(Path::new(SYSFS_CLASSES), name),
         };
         let device = of_interface.as_ref().map_or(name, |port| port.device.as_str());
+        if soft.is_none()
+            && let Some(warning) = check_eswitch(device, of_interface.as_ref().map(|_| name))?
+        {
+            tracing::warn!("{warning}");
+        }
         match Device::open(&DeviceSelector::named(device), provider) {
             Ok(device) => {
                 let port = of_interface.map(|DevicePort { port: PortNumber(port), .. }| port);
@@ -311,7 +316,10 @@ pub(crate) fn open(settings: &Settings) -> Result<OpenDevice, Error> {
             promiscuous: Vec::new(),
         });
     }
-    let device = open_real(settings)?;
+    let RealDevice { device, eswitch } = open_real(settings)?;
+    if let Some(warning) = eswitch {
+        tracing::warn!("{warning}");
+    }
     let promiscuous =
         if settings.device.promiscuous { promiscuous(device.name(), &ports)? } else { Vec::new() };
     Ok(OpenDevice { device, ports, soft: None, preloaded: None, others, soft_wires: Vec::new(), promiscuous })
@@ -330,7 +338,7 @@ fn promiscuous(device: &str, ports: &[u8]) -> Result<Vec<Promiscuous>, Error> {
     ports.iter().map(hold).collect()
 }
 
-fn open_real(settings: &Settings) -> Result<Device, Error> {
+fn open_real(settings: &Settings) -> Result<RealDevice, Error> {
     if settings.device.name == settings.softnic.name {
         let hint = "add [[softnic.ports]] to the settings, or use --demo";
         return Err(Error::NoDevice(format!(
@@ -342,23 +350,20 @@ fn open_real(settings: &Settings) -> Result<Device, Error> {
         error if no_rdma_in_kernel(&error) => Error::NoDevice(NO_RDMA.into()),
         error => Error::Device(error),
     })?;
-    check_eswitch(device.name(), settings.device.interface.as_deref())?;
+    let eswitch = check_eswitch(device.name(), settings.device.interface.as_deref())?;
     if settings.device.model == AUTO_DEVICE {
-        return Ok(device);
+        return Ok(RealDevice { device, eswitch });
     }
     let profile = DeviceModel::named_or_file(&settings.device.model).map_err(Error::Model)?;
-    Ok(device.with_model(Model::named(profile)))
+    Ok(RealDevice { device: device.with_model(Model::named(profile)), eswitch })
 }
 
-/// Logs what the mode of the eswitch means for this device, or refuses it.
-fn check_eswitch(device: &str, interface: Option<&str>) -> Result<(), Error> {
-    let Some(handle) = DevlinkHandle::of_rdma(Path::new(SYSFS_CLASSES), device) else { return Ok(()) };
+/// Returns a warning if the mode of the eswitch has consequences for this device, or refuses the device.
+fn check_eswitch(device: &str, interface: Option<&str>) -> Result<Option<String>, Error> {
+    let Some(handle) = DevlinkHandle::of_rdma(Path::new(SYSFS_CLASSES), device) else { return Ok(None) };
     match eswitch::judge(EswitchMode::of(Some(&handle)), device, &handle, interface) {
-        EswitchAdvice::Fine => Ok(()),
-        EswitchAdvice::Warning(warning) => {
-            tracing::warn!("{warning}");
-            Ok(())
-        }
+        EswitchAdvice::Fine => Ok(None),
+        EswitchAdvice::Warning(warning) => Ok(Some(warning)),
         EswitchAdvice::Refusal(reason) => Err(Error::NoDevice(reason)),
     }
 }
@@ -415,11 +420,23 @@ fn open_other(settings: &Settings, other: &OtherSoftNic) -> Result<OtherSoft, Er
     Ok(OtherSoft { device, soft })
 }
 
+/// A device of the kernel that the settings choose.
+struct RealDevice {
+    device: Device,
+    /// The consequences of its eswitch's mode.
+    eswitch: Option<String>,
+}
+
+struct RealTarget {
+    device: RealDevice,
+    /// The ports whose interfaces `steerd run` would not make promiscuous.
+    ports: Vec<u8>,
+}
+
 /// The device that a policy is compiled for without being installed.
 pub(crate) struct TargetDevice {
     pub(crate) profile: DeviceModel,
-    /// The real device, and the ports whose interfaces `steerd run` would not make promiscuous.
-    real: Option<(Device, Vec<u8>)>,
+    real: Option<RealTarget>,
     /// The MTUs of the ports in use, as far as they are known.
     pub(crate) mtus: Vec<PortMtu>,
 }
@@ -432,8 +449,11 @@ impl TargetDevice {
 
     /// Warnings before this program is put on the device; none for a soft NIC.
     pub(crate) fn warnings(&self, program: &Program) -> Vec<String> {
-        let Some((device, ports)) = &self.real else { return Vec::new() };
-        warnings(device.name(), device.model(), ports, program)
+        let Some(RealTarget { device: RealDevice { device, eswitch }, ports }) = &self.real else {
+            return Vec::new();
+        };
+        let of_program = warnings(device.name(), device.model(), ports, program);
+        eswitch.iter().cloned().chain(of_program).collect()
     }
 }
 
@@ -449,7 +469,8 @@ pub(crate) fn profile(settings: &Settings) -> Result<TargetDevice, Error> {
     }
     let cores = cores::of_workers(settings, &HostCores::of(settings));
     let workers = cores.map_err(Error::Cores)?.len();
-    let device = open_real(settings)?;
+    let real = open_real(settings)?;
+    let device = &real.device;
     let ports = if settings.device.promiscuous { Vec::new() } else { settings.device.ports.clone() };
     let mtu_of = |port: &u8| {
         let netdev = Netdev::of_port(Path::new(SYSFS_CLASSES), device.name(), *port)?;
@@ -457,7 +478,7 @@ pub(crate) fn profile(settings: &Settings) -> Result<TargetDevice, Error> {
     };
     let mtus = settings.device.ports.iter().filter_map(mtu_of).collect();
     let profile = device.profile(workers).on_ports(settings.device.ports.len());
-    Ok(TargetDevice { profile, mtus, real: Some((device, ports)) })
+    Ok(TargetDevice { profile, mtus, real: Some(RealTarget { device: real, ports }) })
 }
 
 /// The model of a soft NIC below rdma-core's provider, whose receive queues are as large as the model's.
