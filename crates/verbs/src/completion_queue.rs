@@ -10,6 +10,7 @@ use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use ibverbs_sys::{self as sys, ibv_cq_init_attr_ex};
 
@@ -74,7 +75,7 @@ impl CompletionQueue {
     /// # Errors
     /// An errno: ENOENT if there is no completion, EBUSY if somebody else uses the queue, or the provider's.
     #[inline]
-    fn try_poll(&mut self) -> std::result::Result<CompletionBatch<'_>, c_int> {
+    pub(crate) fn try_poll(&mut self) -> std::result::Result<CompletionBatch<'_>, c_int> {
         if !self.handle.gate.enter() {
             return Err(libc::EBUSY);
         }
@@ -109,9 +110,9 @@ impl CompletionQueue {
             while let Some(completion) = batch.next() {
                 each(completion);
                 taken += 1;
-            }
-            if taken > most {
-                return Err(libc::EBUSY);
+                if taken > most {
+                    return Err(libc::EBUSY);
+                }
             }
         }
     }
@@ -396,8 +397,17 @@ impl CompletionQueueBuilder {
             return Err(failed(from_code(libc::EOPNOTSUPP)));
         };
         let gate = domain.as_ref().and_then(Domain::gate).cloned().unwrap_or_default();
-        let handle =
-            CompletionQueueHandle { raw, context, domain, gate, functions, channel, fields, checksums };
+        let handle = CompletionQueueHandle {
+            raw,
+            context,
+            domain,
+            gate,
+            functions,
+            channel,
+            fields,
+            is_claimed: AtomicBool::new(false),
+            checksums,
+        };
         Ok(CompletionQueue { handle: Arc::new(handle), poll_errors: 0, _not_sync: PhantomData })
     }
 }

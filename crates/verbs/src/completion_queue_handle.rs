@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ibverbs_sys::{self as sys, ibv_cq_ex};
 
@@ -27,6 +28,8 @@ pub struct CompletionQueueHandle {
     pub(crate) channel: Option<Arc<CompletionChannel>>,
     /// The fields that completions were asked for.
     pub(crate) fields: CompletionFields,
+    /// Its completions are read by the rings of one queue ([`CompletionQueueHandle::claim`]).
+    pub(crate) is_claimed: AtomicBool,
     /// The device checks checksums, so that the flag in completions means something.
     pub(crate) checksums: bool,
 }
@@ -56,6 +59,21 @@ impl CompletionQueueHandle {
     #[inline]
     pub(crate) fn checksums(&self) -> bool {
         self.checksums
+    }
+
+    /// Reserves the queue for the one queue that completes here already; false if there are others, which hold
+    /// handles of it. No other queue can be made that completes here.
+    pub(crate) fn claim(self: &Arc<Self>) -> bool {
+        /// Those of the poller, of the queue, and the caller's.
+        const HOLDERS: usize = 3;
+        self.is_claimed.store(true, Ordering::SeqCst);
+        Arc::strong_count(self) == HOLDERS
+    }
+
+    /// # Errors
+    /// EINVAL if the queue is reserved for another one.
+    pub(crate) fn admits(&self) -> std::result::Result<(), io::Error> {
+        if self.is_claimed.load(Ordering::SeqCst) { Err(from_code(libc::EINVAL)) } else { Ok(()) }
     }
 
     /// Keeps the poller and posters out, for verbs that remove a queue's completions from the ring. `None`: a

@@ -29,7 +29,7 @@ use crate::{
     TakeReceives, VerbsError,
 };
 
-/// Why queues cannot be used directly.
+/// The reason why queues cannot be used directly.
 #[derive(Debug, Error)]
 pub enum DirectRefusal {
     /// The process uses no mlx5 device.
@@ -41,6 +41,12 @@ pub enum DirectRefusal {
     /// Another provider made the queues.
     #[error("the device `{0}` is not of libmlx5")]
     OtherProvider(String),
+    /// The queues are of another context than the provider.
+    #[error("the queues are of {0}, not of the context that was asked")]
+    OtherContext(String),
+    /// The receive queue completes elsewhere, has been used, or something else completes there.
+    #[error("the receive queue is not new, or not alone with its completion queue")]
+    NotAlone,
     /// The completion queue was asked for more than lengths, flow tags and times.
     #[error("completions were asked for {0:?}, not for BYTE_LEN, FLOW_TAG and at most COMPLETION_TIMESTAMP")]
     Fields(CompletionFields),
@@ -62,13 +68,16 @@ pub enum DirectRefusal {
     Layout(&'static str),
 }
 
-/// Receives by the rings of an mlx5 device themselves.
+/// Receives by reading and writing the rings of an mlx5 device.
 pub struct DirectReceive {
     rings: DirectRings<MappedMemory>,
     /// For its pools, regions and gates; nothing is posted by it.
     queue: ReceiveQueue,
     /// For its gate; nothing is polled by it.
     completions: CompletionQueue,
+    /// The number of the queue's moves to RDY when its first frame was posted. After another one the device
+    /// begins at the start of the ring again, and the rings do not know.
+    begun: u32,
 }
 
 /// The provider of an mlx5 device, which gives the addresses of its queues.
@@ -117,8 +126,11 @@ impl DirectReceive {
         }
         for context in [handle.context(), queue.work_queue().domain().context()] {
             if provider.context.same_as(context).is_err() {
-                return Err(DirectRefusal::OtherProvider(context.name().to_owned()));
+                return Err(DirectRefusal::OtherContext(context.name().to_owned()));
             }
+        }
+        if !queue.is_unused_with(&handle) || !handle.claim() {
+            return Err(DirectRefusal::NotAlone);
         }
         // SAFETY: both are live, and of a device of libmlx5, as that of `provider` is.
         let (of_completions, of_queue) =
@@ -126,10 +138,10 @@ impl DirectReceive {
         let timestamps = fields.contains(CompletionFields::COMPLETION_TIMESTAMP);
         // SAFETY: `completions` and `queue` keep the memory until they are dropped, after the rings. The
         // library leaves it alone from now on: this owns the only objects that poll or post, and calls none
-        // of their functions. A change of state writes the doorbell record of the receives, with all users
-        // paused.
+        // of their functions; nothing else completes here (`claim`). A change of state writes the doorbell
+        // record of the receives, with all users paused.
         let rings = unsafe { rings(&of_completions, &of_queue, timestamps) }?;
-        Ok(Self { rings, queue, completions })
+        Ok(Self { rings, queue, completions, begun: 0 })
     }
 
     /// The completion queue.
@@ -175,11 +187,8 @@ unsafe fn rings(
 impl Receive for DirectReceive {
     #[inline]
     fn poll(&mut self, pool: &mut FramePool, limit: usize, taker: &mut impl TakeReceives) -> Polled {
-        let polled = self
-            .completions
-            .enter(|| self.rings.poll(pool, limit, taker))
-            .unwrap_or(Polled { completions: 0, drained: true });
-        if self.rings.unreadable().is_some() {
+        let polled = self.completions.enter(|| self.rings.poll(pool, limit, taker)).unwrap_or_default();
+        if self.rings.is_ended() {
             self.completions.count_poll_error();
         }
         polled
@@ -187,9 +196,15 @@ impl Receive for DirectReceive {
 
     #[inline]
     fn post(&mut self, pool: &mut FramePool, frames: &mut Vec<Frame>) -> usize {
-        let Self { rings, queue, .. } = self;
-        queue.post_with(pool, |_, pool, lkey| {
-            let shape = EntryShape { bytes: pool.frame_bytes(), lkey };
+        let Self { rings, queue, begun, .. } = self;
+        queue.post_with(pool, |turn, pool| {
+            if rings.is_unused() {
+                *begun = turn.times_ready;
+            } else if *begun != turn.times_ready {
+                turn.chain.refuse(libc::EINVAL);
+                return 0;
+            }
+            let shape = EntryShape { bytes: pool.frame_bytes(), lkey: turn.lkey };
             rings.post(pool, shape, frames)
         })
     }
@@ -213,12 +228,15 @@ impl Receive for DirectReceive {
         frames: &mut Vec<Frame>,
         taker: &mut impl TakeReceives,
     ) -> Result<usize> {
-        let Self { rings, queue, completions } = self;
-        let drain = |pool: &mut FramePool| loop {
-            let polled = completions.enter(|| rings.poll(pool, usize::MAX, taker)).ok_or(libc::EBUSY)?;
-            if polled.drained {
+        let Self { rings, queue, completions, .. } = self;
+        let drain = |pool: &mut FramePool| {
+            let most = 2 * rings.completion_entries();
+            let polled = completions.enter(|| rings.poll(pool, most, taker)).unwrap_or_default();
+            match polled.is_empty {
                 // Behind an unreadable completion there may be more.
-                return if rings.unreadable().is_none() { Ok(()) } else { Err(libc::EIO) };
+                true if rings.is_ended() => Err(libc::EIO),
+                true => Ok(()),
+                false => Err(libc::EBUSY),
             }
         };
         let taken = queue.restart_with(pool, frames, drain)?;

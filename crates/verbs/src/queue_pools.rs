@@ -52,9 +52,14 @@ impl QueuePools {
         Self { pools: Vec::with_capacity(MAX_POOLS), key: QueueKey::new() }
     }
 
-    /// By which pools know the queue.
+    /// Returns the key by which pools know the queue.
     pub(crate) fn key(&self) -> QueueKey {
         self.key
+    }
+
+    /// Whether the queue was given no frames yet.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pools.is_empty()
     }
 
     /// Sees to it that the queue keeps the memory of `pool`, before the first frame of it is sent. Returns

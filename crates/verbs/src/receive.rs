@@ -35,8 +35,8 @@ pub trait TakeReceives {
 pub struct Polled {
     /// Completions taken.
     pub completions: usize,
-    /// None was left at the end.
-    pub drained: bool,
+    /// No completion was waiting at the end. False if that is not known, because another thread uses the queue.
+    pub is_empty: bool,
 }
 
 /// A receive queue with the completion queue of its receives, used by one polling loop.
@@ -49,7 +49,7 @@ pub trait Receive {
     fn post(&mut self, pool: &mut FramePool, frames: &mut Vec<Frame>) -> usize;
 
     /// Asks for one event on the completion queue's channel, as
-    /// [`CompletionQueue::request_notification`] for all completions.
+    /// [`CompletionQueue::request_notification`] for all completions. To be called once for each event.
     ///
     /// # Errors
     /// As there.
@@ -97,14 +97,15 @@ impl Receive for VerbsReceive {
     // By itself it has enough registers for all that the loop uses.
     #[inline(never)]
     fn poll(&mut self, pool: &mut FramePool, limit: usize, taker: &mut impl TakeReceives) -> Polled {
-        let Some(mut open) = self.completions.poll() else {
-            return Polled { completions: 0, drained: true };
+        let mut open = match self.completions.try_poll() {
+            Ok(open) => open,
+            Err(errno) => return Polled { completions: 0, is_empty: errno == libc::ENOENT },
         };
         let mut polled = Polled::default();
         let mut next = open.next();
         loop {
             let Some(completion) = next else {
-                polled.drained = true;
+                polled.is_empty = true;
                 break;
             };
             polled.completions += 1;

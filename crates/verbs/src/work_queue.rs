@@ -77,6 +77,8 @@ pub struct WorkQueue {
     regions: QueueRegions,
     /// An `ibv_wq_state`, changed only while the completion queue is paused; in RDY the owner may post.
     state: AtomicU32,
+    /// How often it has moved to RDY.
+    times_ready: AtomicU32,
     /// One change at a time.
     changing: Mutex<()>,
 }
@@ -108,7 +110,15 @@ impl WorkQueue {
     /// EBUSY if another thread used the completion queue for the whole time limit; the device's errno, as
     /// EINVAL out of ERR, which leads to RESET only.
     pub fn ready(&self) -> Result<()> {
-        self.change(sys::IBV_WQS_RDY, "RDY")
+        let attr = ibv_wq_attr {
+            attr_mask: sys::IBV_WQ_ATTR_STATE,
+            wq_state: sys::IBV_WQS_RDY,
+            ..ibv_wq_attr::default()
+        };
+        self.modify(attr, "RDY", || {
+            self.times_ready.fetch_add(1, Ordering::Release);
+            self.state.store(sys::IBV_WQS_RDY, Ordering::Release);
+        })
     }
 
     /// Moves the queue to ERR: what is posted completes as flushed, and nothing more can be posted.
@@ -194,9 +204,14 @@ impl WorkQueue {
     }
 
     /// The state it was moved to last. An error that the device detects is reported by an event
-    /// ([`EventKind`](crate::EventKind)), not here; out of it leads [`WorkQueue::reset`].
+    /// ([`EventKind`](crate::EventKind)), not here; out of it leads [`ReceiveQueue::restart`].
     pub fn state(&self) -> WorkQueueState {
         WorkQueueState::from(self.state.load(Ordering::Acquire))
+    }
+
+    /// How often it has moved to RDY, each time with an empty ring.
+    pub(crate) fn times_ready(&self) -> u32 {
+        self.times_ready.load(Ordering::Acquire)
     }
 
     /// Whether frames can be posted.
@@ -284,6 +299,7 @@ impl WorkQueueBuilder {
         if !(1..=MAX_RECEIVES).contains(&max_receives) {
             return Err(failed(from_code(libc::EINVAL)));
         }
+        completions.admits().map_err(failed)?;
         let mut attr = ibv_wq_init_attr {
             wq_context: ptr::without_provenance_mut(token),
             wq_type: sys::IBV_WQT_RQ,
@@ -308,6 +324,7 @@ impl WorkQueueBuilder {
             completions,
             regions: QueueRegions::new(),
             state: AtomicU32::new(sys::IBV_WQS_RESET),
+            times_ready: AtomicU32::new(0),
             changing: Mutex::new(()),
         });
         let receives = ReceiveQueue {
@@ -320,6 +337,15 @@ impl WorkQueueBuilder {
         };
         Ok((queue, receives))
     }
+}
+
+/// A time at which one user may post to a queue.
+pub(crate) struct PostTurn<'q> {
+    pub(crate) chain: &'q mut ReceiveChain,
+    /// The key of the pool's memory.
+    pub(crate) lkey: u32,
+    /// See [`WorkQueue::times_ready`].
+    pub(crate) times_ready: u32,
 }
 
 /// The posting side of a work queue: one owner.
@@ -345,8 +371,8 @@ impl ReceiveQueue {
     #[inline]
     pub fn post(&mut self, pool: &mut FramePool, frames: &mut Vec<Frame>) -> usize {
         let wq = self.queue.raw();
-        self.post_with(pool, |chain, pool, lkey| {
-            chain.post(pool, lkey, frames, |head, bad| {
+        self.post_with(pool, |turn, pool| {
+            turn.chain.post(pool, turn.lkey, frames, |head, bad| {
                 // SAFETY: the queue is live and in RDY, this is its only poster, alone behind the gates, and
                 // the chain's frames were held: they are registered, which `regions` keeps them, and marked
                 // as posted before anyone can touch them again.
@@ -355,13 +381,13 @@ impl ReceiveQueue {
         })
     }
 
-    /// Calls `post` with the key of the memory of `pool`, unless nothing can be posted to the queue now: it is
-    /// in RDY, keeps the memory, and has no other user until `post` returns.
+    /// Calls `post`, unless nothing can be posted to the queue now: it is in RDY, keeps the memory of `pool`,
+    /// and has no other user until `post` returns.
     #[inline]
     pub(crate) fn post_with(
         &mut self,
         pool: &mut FramePool,
-        post: impl FnOnce(&mut ReceiveChain, &mut FramePool, u32) -> usize,
+        post: impl FnOnce(PostTurn<'_>, &mut FramePool) -> usize,
     ) -> usize {
         let lkey = match self.pools.keep_writable(pool, &self.queue.regions, &self.queue.domain) {
             Ok(lkey) => lkey,
@@ -379,7 +405,8 @@ impl ReceiveQueue {
             self.chain.refuse(libc::EINVAL);
             return 0;
         }
-        post(&mut self.chain, pool, lkey)
+        let times_ready = self.queue.times_ready();
+        post(PostTurn { chain: &mut self.chain, lkey, times_ready }, pool)
     }
 
     /// Stops the queue, whatever state it is in: from RESET on no packet arrives, and no completion is added.
@@ -406,7 +433,7 @@ impl ReceiveQueue {
     ///
     /// # Errors
     /// The errors of [`WorkQueue::ready`], and EBUSY if somebody else used the completion queue: it can be
-    /// called again. EINVAL for a completion queue that is not the queue's.
+    /// called again. Frames may be in `frames`, and completions with `each`, all the same. EINVAL for a completion queue that is not the queue's.
     pub fn restart(
         &mut self,
         completions: &mut CompletionQueue,
@@ -433,6 +460,11 @@ impl ReceiveQueue {
         let taken = pool.take_back_posted(self.pools.key(), frames);
         self.queue.ready()?;
         Ok(taken)
+    }
+
+    /// Whether nothing was posted to the queue, and its receives complete into `completions`.
+    pub(crate) fn is_unused_with(&self, completions: &Arc<CompletionQueueHandle>) -> bool {
+        self.pools.is_empty() && Arc::ptr_eq(&self.queue.completions, completions)
     }
 
     /// Why frames stayed in the vector last: ENOMEM usually means that the queue is full, EBUSY that another

@@ -400,7 +400,7 @@ impl WorkerControl {
     /// Has the worker make its receive queue ready anew: the device has reported that it failed, which
     /// completions need not show.
     pub fn report_queue_failure(&self) {
-        self.shared.stats.set_queue_failed(true);
+        self.shared.stats.report_queue_failure();
         self.wake();
     }
 

@@ -44,14 +44,15 @@ impl Receiver {
     pub(crate) fn poll(&mut self, batch: &mut Batch, stats: &Stats) {
         batch.clear();
         let mut taker = BatchTaker { batch, stats, not_in_batch: Traffic::default() };
-        let Polled { completions, drained } = self.path.poll(&mut self.pool, self.limit, &mut taker);
+        let Polled { completions, is_empty } = self.path.poll(&mut self.pool, self.limit, &mut taker);
         let mut received = taker.not_in_batch;
         if completions == 0 {
             batch.found_nothing();
+            batch.drained = is_empty;
             return;
         }
         batch.empty_iterations = 0;
-        (batch.completions, batch.drained) = (completions, drained);
+        (batch.completions, batch.drained) = (completions, is_empty);
         received += batch.received();
         stats.received.add(received.packets, received.bytes);
     }
@@ -147,7 +148,7 @@ impl TakeReceives for LateTaker<'_> {
             self.received += Traffic { packets: 1, bytes: 0 };
             self.stats.dropped(DropReason::BadFrame);
         } else {
-            self.stats.failed(status);
+            self.stats.count_failure(status);
         }
         self.frames.extend(frame);
     }

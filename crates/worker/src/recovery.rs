@@ -2,8 +2,9 @@
 //! request, or its firmware gave up. The queue is made ready anew where it is, so that its indirection
 //! tables, flows and classes stay.
 //!
-//! The worker's own thread does it, in its loop: it alone polls and posts, so nobody else need be kept out,
-//! and while its queue is in its error state it has no packets that a verb would keep waiting. The steps are
+//! The worker's own thread does it, in its loop: it alone polls and posts, so nobody else need be kept out.
+//! Packets that were received before the failure, and sends of its sinks, wait for each verb meanwhile: for a
+//! command of the firmware, and for at most a second if another thread uses the queue's domain. The steps are
 //! spread over iterations, in this order:
 //!
 //! 1. The queue is moved to RESET. From then on the device writes to no frame of it and completes nothing.
@@ -47,6 +48,8 @@ enum RecoveryStep {
 pub(crate) struct Recovery {
     step: RecoveryStep,
     limit: RecoveryLimit,
+    /// Since when the device or another thread has been busy.
+    busy_since: Option<Instant>,
 }
 
 impl Recovery {
@@ -60,28 +63,28 @@ impl Recovery {
             }
             RecoveryStep::None => receiver.path.stop().map(|()| self.step = RecoveryStep::Stopped),
             RecoveryStep::Stopped if batch.drained => {
-                // Before the queue is ready: a failure after that sets it again.
-                stats.set_queue_failed(false);
-                let restarted = receiver.restart(batch, stats);
-                match &restarted {
-                    Ok(()) => {
-                        self.step = RecoveryStep::None;
-                        self.limit.note(Instant::now());
-                        stats.recoveries.add(1);
-                    }
-                    Err(_) => stats.set_queue_failed(true),
-                }
-                restarted
+                // Before the queue is ready: what is reported after that is another failure.
+                let reports = stats.reports();
+                receiver.restart(batch, stats).map(|()| {
+                    self.step = RecoveryStep::None;
+                    self.limit.note(Instant::now());
+                    stats.queue_recovered(reports);
+                })
             }
             RecoveryStep::Stopped | RecoveryStep::GivenUp => return,
         };
         match result.map_err(|error| error.errno().unwrap_or(0)) {
-            Ok(()) => {}
+            Ok(()) => self.busy_since = None,
             // Another thread uses the thread domain, as one that makes a queue for a sink: the next iteration
             // tries again.
-            Err(errno) if errno == VerbsErrno::EBUSY.0 => {}
+            Err(errno) if errno == VerbsErrno::EBUSY.0 && self.may_wait(Instant::now()) => {}
             Err(errno) => self.give_up(GivenUp::Refused(errno), stats),
         }
+    }
+
+    /// Whether the device may still be busy.
+    fn may_wait(&mut self, now: Instant) -> bool {
+        now.saturating_duration_since(*self.busy_since.get_or_insert(now)) < RECOVERY_WINDOW
     }
 
     fn give_up(&mut self, why: GivenUp, stats: &Stats) {
@@ -113,7 +116,10 @@ impl RecoveryLimit {
 
 #[cfg(test)]
 mod tests {
+    use verbs::CompletionStatus;
+
     use super::*;
+    use crate::stats::Failure;
 
     #[test]
     fn recoveries_are_limited_within_the_window() {
@@ -130,6 +136,40 @@ mod tests {
         limit.note(last);
         assert!(!limit.allows(last), "the second of them was a second later");
         assert!(limit.allows(last + Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn a_busy_device_is_waited_for_within_the_window() {
+        let (mut recovery, begun) = (Recovery::default(), Instant::now());
+        assert!(recovery.may_wait(begun));
+        assert!(recovery.may_wait(begun + RECOVERY_WINDOW - Duration::from_millis(1)));
+        assert!(!recovery.may_wait(begun + RECOVERY_WINDOW));
+    }
+
+    #[test]
+    fn a_report_during_the_recovery_is_another_failure() {
+        let stats = Stats::default();
+        stats.report_queue_failure();
+        let reports = stats.reports();
+        stats.report_queue_failure();
+        stats.queue_recovered(reports);
+        assert!(stats.queue_failed());
+        stats.queue_recovered(stats.reports());
+        assert_eq!((stats.queue_failed(), stats.recoveries.read()), (false, 2));
+    }
+
+    #[test]
+    fn the_cause_is_kept_over_flushes() {
+        let stats = Stats::default();
+        let last = || stats.receive_queue().last_failure;
+        stats.failed(CompletionStatus::Flushed);
+        assert_eq!(last(), Some(Failure::Flushed));
+        stats.failed(CompletionStatus::LocalProtection);
+        stats.failed(CompletionStatus::Flushed);
+        assert_eq!(last(), Some(Failure::Protection));
+        stats.queue_recovered(0);
+        stats.failed(CompletionStatus::Flushed);
+        assert_eq!(last(), Some(Failure::Flushed));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The statistics of a worker: its [`Counter`]s and the plain data that they are read into. No clock and no
 //! lock.
 
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicUsize};
 
 use crossbeam::utils::CachePadded;
 use packet::Anomaly;
@@ -169,6 +169,10 @@ pub(crate) struct Block {
     last_failure: AtomicUsize,
     /// How often the queue was made ready anew.
     pub(crate) recoveries: Counter,
+    /// Reports that the queue is in its error state.
+    reports: AtomicU32,
+    /// A receive that failed otherwise than by a flush was counted since the last recovery.
+    is_cause_known: AtomicBool,
     /// Why the queue is not made ready anew: see [`GivenUp::of`].
     given_up: AtomicI64,
     anomalies: [Counter; Anomaly::ALL.len()],
@@ -194,6 +198,8 @@ impl Default for Block {
             queue_failed: AtomicBool::new(false),
             last_failure: AtomicUsize::new(usize::MAX),
             recoveries: Counter::default(),
+            reports: AtomicU32::new(0),
+            is_cause_known: AtomicBool::new(false),
             given_up: AtomicI64::new(GivenUp::NOT),
             anomalies: std::array::from_fn(|_| Counter::default()),
             poll_errors: Counter::default(),
@@ -215,20 +221,48 @@ impl Block {
 
     #[cold]
     pub(crate) fn failed(&self, status: CompletionStatus) {
-        let failure = Failure::from(status);
-        self.failures[failure.index()].add(1);
-        // Frames are flushed after the failure that puts the queue into its error state.
-        if failure != Failure::Flushed || !self.queue_failed() {
-            self.last_failure.store(failure.index(), Relaxed);
-        }
+        let failure = self.count_failure(status);
         if matches!(failure, Failure::Flushed | Failure::Fatal) {
-            self.queue_failed.store(true, Relaxed);
+            self.queue_failed.store(true, SeqCst);
         }
     }
 
-    /// Notes that the queue is in its error state, which no completion need show, or is no more.
-    pub(crate) fn set_queue_failed(&self, is_failed: bool) {
-        self.queue_failed.store(is_failed, Relaxed);
+    /// Counts a failed receive, whatever it means for the queue.
+    #[cold]
+    pub(crate) fn count_failure(&self, status: CompletionStatus) -> Failure {
+        let failure = Failure::from(status);
+        self.failures[failure.index()].add(1);
+        // Frames are flushed after the failure that puts the queue into its error state.
+        if failure != Failure::Flushed {
+            self.is_cause_known.store(true, Relaxed);
+            self.last_failure.store(failure.index(), Relaxed);
+        } else if !self.is_cause_known.load(Relaxed) {
+            self.last_failure.store(failure.index(), Relaxed);
+        }
+        failure
+    }
+
+    /// Notes that the queue is in its error state, which no completion need show.
+    pub(crate) fn report_queue_failure(&self) {
+        self.reports.fetch_add(1, SeqCst);
+        self.queue_failed.store(true, SeqCst);
+    }
+
+    /// How often the queue was reported to be in its error state.
+    pub(crate) fn reports(&self) -> u32 {
+        self.reports.load(SeqCst)
+    }
+
+    /// Notes that the queue was recovered. It stays failed if it was reported again since there were so many
+    /// `reports`: either the report is counted already when they are compared, or its mark comes after the
+    /// mark that is taken away here.
+    pub(crate) fn queue_recovered(&self, reports: u32) {
+        self.recoveries.add(1);
+        self.is_cause_known.store(false, Relaxed);
+        self.queue_failed.store(false, SeqCst);
+        if self.reports() != reports {
+            self.queue_failed.store(true, SeqCst);
+        }
     }
 
     /// Whether the receive queue is in its error state: a frame was flushed, or the device has reported it.

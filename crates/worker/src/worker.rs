@@ -207,10 +207,11 @@ impl Worker {
     /// sinks have given their frames back, for a limited time.
     pub(crate) fn drain(&mut self) {
         let most = self.receiver.path.completion_entries() as usize;
+        let deadline = Instant::now() + DRAIN_PATIENCE;
         let mut taken = 0;
         while taken < most {
             taken += self.step();
-            if self.batch.drained {
+            if self.batch.drained || Instant::now() >= deadline {
                 break;
             }
         }
@@ -286,6 +287,8 @@ fn latency(context: &Arc<Context>, control: &WorkerControl) -> Option<LatencyMet
     }
 }
 
+/// How long a worker that ends waits for an empty queue: another thread may use it, or it cannot be polled.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a worker that ends waits for sends in flight.
 const SENDS_PATIENCE: Duration = Duration::from_millis(500);
 

@@ -115,7 +115,7 @@ impl ReceivingEnd {
         let polled = self.path.poll(&mut self.pool, limit, &mut self.taken);
         let TakenReceives { outcomes, frames } = std::mem::take(&mut self.taken);
         assert_eq!(polled.completions, outcomes.len());
-        assert!(polled.drained || polled.completions == limit);
+        assert!(polled.is_empty || polled.completions == limit);
         for frame in frames {
             let frame = frame.unwrap();
             let number = self.pool.bytes(&frame)[..4].try_into().unwrap();
@@ -208,7 +208,9 @@ impl CompletionWriter {
         put(48, syndrome.map_or(ticks, u64::from));
         let turn = u8::from(self.next & (ENTRIES + 1) != 0);
         let op_own = if syndrome.is_some() { FAILED } else { PLAIN } | turn;
-        let last = u64::from(tag) << 32 | u64::from(op_own);
+        // Requests complete in order, so both rings count alike.
+        let request = u64::from(self.next as u16);
+        let last = u64::from(tag) << 32 | request << 16 | u64::from(op_own);
         self.word(self.next, 56).store(last.to_be(), Ordering::Release);
         self.next += 1;
     }
@@ -327,6 +329,58 @@ fn a_restarted_queue_receives_again() {
         }
         assert!(end.receive(1_000).iter().all(|(arrival, _)| arrival.tag.unwrap().0 == 7));
     }
+}
+
+#[test]
+fn a_queue_that_others_use_is_refused() {
+    if !is_client("a_queue_that_others_use_is_refused", WIRE) {
+        return;
+    }
+    let rig = Rig::new();
+    let provider = DirectProvider::of(&rig.context).unwrap();
+    let make = || CompletionQueue::builder(&rig.context, ENTRIES).fields(fields()).build().unwrap();
+    let queue = |completions: &CompletionQueue| {
+        WorkQueue::builder(&rig.domain, &completions.handle()).max_receives(FRAMES).build()
+    };
+    let [alone, shared] = [make(), make()];
+    let (_, elsewhere) = queue(&alone).unwrap();
+    let refusal = DirectReceive::new(&provider, make(), elsewhere).err().unwrap();
+    assert!(matches!(refusal, DirectRefusal::NotAlone), "{refusal}");
+    let [(_, first), (_second, _)] = [queue(&shared).unwrap(), queue(&shared).unwrap()];
+    let refusal = DirectReceive::new(&provider, shared, first).err().unwrap();
+    assert!(matches!(refusal, DirectRefusal::NotAlone), "{refusal}");
+    // And none is added later.
+    let (work_queue, receives) = queue(&alone).unwrap();
+    drop(work_queue);
+    let handle = alone.handle();
+    drop(handle);
+    let direct = DirectReceive::new(&provider, alone, receives).unwrap();
+    assert!(queue(direct.completions()).is_err());
+}
+
+#[test]
+fn frames_are_refused_after_a_reset_by_others() {
+    if !is_client("frames_are_refused_after_a_reset_by_others", WIRE) {
+        return;
+    }
+    let rig = Rig::new();
+    let provider = DirectProvider::of(&rig.context).unwrap();
+    let completions = CompletionQueue::builder(&rig.context, ENTRIES).fields(fields()).build().unwrap();
+    let mut end = ReceivingEnd::new(&rig.domain, completions, Some(&provider)).unwrap();
+    let target = target(&rig.domain, &[&end.queue], HashFields::empty());
+    let flow = FlowHandle::create(&target, &udp_flow(53, 7)).unwrap();
+    end.receive(100);
+    drop(flow);
+    end.queue.reset().unwrap();
+    end.queue.ready().unwrap();
+    end.path.poll(&mut end.pool, FRAMES as usize, &mut end.taken);
+    end.held.extend(std::mem::take(&mut end.taken.frames).into_iter().flatten());
+    assert_eq!(end.path.post(&mut end.pool, &mut end.held), 0);
+    // What leads out of it.
+    end.path.restart(&mut end.pool, &mut end.held, &mut end.taken).unwrap();
+    end.post();
+    let _flow = FlowHandle::create(&target, &udp_flow(53, 7)).unwrap();
+    end.receive(1_000);
 }
 
 #[test]

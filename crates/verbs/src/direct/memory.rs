@@ -33,7 +33,7 @@ pub(crate) trait DeviceRing {
     /// Begins to fetch an entry, which will be read.
     fn prefetch(&self, index: u32);
 
-    /// What the device wrote before a word that was loaded before this is seen by loads after it
+    /// Loads after this see all that the device wrote before a word which was loaded before this
     /// (`udma_from_device_barrier`, rdma-core util/udma_barrier.h). Stores after it come after loads before
     /// it.
     fn from_device_barrier(&self);
@@ -41,6 +41,10 @@ pub(crate) trait DeviceRing {
     /// A device that sees a word stored after this also sees those stored before it
     /// (`udma_to_device_barrier`).
     fn to_device_barrier(&self);
+
+    /// Has a store to a register of the device, or to a record that it reads next, leave the processor before
+    /// anything after it: registers may be mapped as write-combining (`mmio_wc_start`, `mmio_flush_writes`).
+    fn flush_to_device(&self);
 }
 
 /// Memory of this process that a device reads and writes.
@@ -82,36 +86,41 @@ impl<const ENTRY: usize> MappedRing<ENTRY> {
         let offset = (index & self.mask) as usize * ENTRY + AT;
         self.start.as_ptr().wrapping_add(offset).cast()
     }
+
+    #[inline]
+    fn word_u64<const AT: usize>(&self, index: u32) -> &AtomicU64 {
+        // SAFETY: within memory that the caller of `new` keeps mapped, and aligned (`place`); accessed by
+        // atomics only.
+        unsafe { AtomicU64::from_ptr(self.place::<u64, AT>(index)) }
+    }
+
+    #[inline]
+    fn word_u32<const AT: usize>(&self, index: u32) -> &AtomicU32 {
+        // SAFETY: within memory that the caller of `new` keeps mapped, and aligned (`place`); accessed by
+        // atomics only.
+        unsafe { AtomicU32::from_ptr(self.place::<u32, AT>(index)) }
+    }
 }
 
 impl<const ENTRY: usize> DeviceRing for MappedRing<ENTRY> {
     #[inline]
     fn load_u64<const AT: usize>(&self, index: u32) -> u64 {
-        // SAFETY: within memory that `new`'s caller keeps mapped, and aligned (`place`); accessed by atomics
-        // only.
-        let word = unsafe { AtomicU64::from_ptr(self.place::<u64, AT>(index)) };
-        u64::from_be(word.load(Ordering::Relaxed))
+        u64::from_be(self.word_u64::<AT>(index).load(Ordering::Relaxed))
     }
 
     #[inline]
     fn load_u32<const AT: usize>(&self, index: u32) -> u32 {
-        // SAFETY: as in `load_u64`.
-        let word = unsafe { AtomicU32::from_ptr(self.place::<u32, AT>(index)) };
-        u32::from_be(word.load(Ordering::Relaxed))
+        u32::from_be(self.word_u32::<AT>(index).load(Ordering::Relaxed))
     }
 
     #[inline]
     fn store_u64<const AT: usize>(&self, index: u32, value: u64) {
-        // SAFETY: as in `load_u64`.
-        let word = unsafe { AtomicU64::from_ptr(self.place::<u64, AT>(index)) };
-        word.store(value.to_be(), Ordering::Relaxed);
+        self.word_u64::<AT>(index).store(value.to_be(), Ordering::Relaxed);
     }
 
     #[inline]
     fn store_u32<const AT: usize>(&self, index: u32, value: u32) {
-        // SAFETY: as in `load_u64`.
-        let word = unsafe { AtomicU32::from_ptr(self.place::<u32, AT>(index)) };
-        word.store(value.to_be(), Ordering::Relaxed);
+        self.word_u32::<AT>(index).store(value.to_be(), Ordering::Relaxed);
     }
 
     #[inline]
@@ -140,6 +149,20 @@ impl<const ENTRY: usize> DeviceRing for MappedRing<ENTRY> {
     fn to_device_barrier(&self) {
         order(Direction::ToDevice);
     }
+
+    fn flush_to_device(&self) {
+        order(Direction::ToDevice);
+        // SAFETY: a barrier changes nothing but the order of accesses.
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        unsafe {
+            std::arch::x86_64::_mm_sfence();
+        }
+        // SAFETY: a barrier changes nothing but the order of accesses.
+        #[cfg(all(target_arch = "aarch64", not(miri)))]
+        unsafe {
+            std::arch::asm!("dsb st", options(nostack));
+        }
+    }
 }
 
 /// The two barriers.
@@ -164,11 +187,12 @@ fn order(direction: Direction) {
 #[cfg(all(target_arch = "aarch64", not(miri)))]
 #[inline]
 fn order(direction: Direction) {
-    match direction {
-        // SAFETY: a barrier changes nothing but the order of accesses.
-        Direction::FromDevice => unsafe { std::arch::asm!("dmb oshld", options(nostack)) },
-        // SAFETY: as above.
-        Direction::ToDevice => unsafe { std::arch::asm!("dmb oshst", options(nostack)) },
+    // SAFETY: a barrier changes nothing but the order of accesses.
+    unsafe {
+        match direction {
+            Direction::FromDevice => std::arch::asm!("dmb oshld", options(nostack)),
+            Direction::ToDevice => std::arch::asm!("dmb oshst", options(nostack)),
+        }
     }
 }
 

@@ -52,7 +52,7 @@ impl<I, O> ObjectPlace<I, O> {
     const NONE: Self = Self { object: ptr::null_mut(), layout: ptr::null_mut() };
 }
 
-/// `struct mlx5dv_obj`, verbs by which the library can be asked for.
+/// `struct mlx5dv_obj`: the objects of which layouts are asked for.
 #[repr(C)]
 struct Objects {
     queue_pair: ObjectPlace<c_void, c_void>,
@@ -89,10 +89,12 @@ impl DirectVerbs {
         let (init_objects, is_supported) = (symbol(c"mlx5dv_init_obj")?, symbol(c"mlx5dv_is_supported")?);
         // SAFETY: the functions of these names in libmlx5.so.1 have these types (mlx5dv.h); a pointer to a
         // function has the size of one to data.
-        let init_objects = unsafe { std::mem::transmute::<*mut c_void, InitObjects>(init_objects) };
-        // SAFETY: as above.
-        let is_supported = unsafe { std::mem::transmute::<*mut c_void, IsSupported>(is_supported) };
-        Ok(Self { init_objects, is_supported })
+        Ok(unsafe {
+            Self {
+                init_objects: std::mem::transmute::<*mut c_void, InitObjects>(init_objects),
+                is_supported: std::mem::transmute::<*mut c_void, IsSupported>(is_supported),
+            }
+        })
     }
 
     /// Whether the device of `context` is libmlx5's.

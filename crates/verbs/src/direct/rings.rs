@@ -6,7 +6,9 @@
 //! doorbell records hold the lower bits, as those that the device reads.
 //!
 //! Nothing that the device writes is used as an index: receives complete in the order in which they were
-//! posted, so the frame of a completion is known before it is read.
+//! posted, so the frame of a completion is known before it is read. The counter of the request in the
+//! completion has to be that of this order; a completion that is of another request, or in a format that this
+//! file does not know, ends the queue.
 
 use super::memory::{DeviceMemory, DeviceRing};
 use crate::{Arrival, CompletionStatus, FlowTag, Frame, FramePool, Polled, TakeReceives};
@@ -59,6 +61,11 @@ impl TagAndOwner {
         self.op_own() >> 4
     }
 
+    /// The lower bits of the request's number.
+    fn request(self) -> u16 {
+        (self.0 >> 16) as u16
+    }
+
     fn tag(self) -> FlowTag {
         FlowTag((self.0 >> 32) as u32 & LOW_24)
     }
@@ -107,8 +114,8 @@ pub(crate) struct DirectRings<M: DeviceMemory> {
     arms: u32,
     /// The work request ids of the requests in the ring.
     wr_ids: Box<[u64]>,
-    /// The byte of opcode and owner of a completion that this file cannot read; nothing is taken after it.
-    unreadable: Option<u8>,
+    /// The last word of a completion that this file cannot read; nothing is taken after it.
+    unreadable: Option<u64>,
 }
 
 impl<M: DeviceMemory> DirectRings<M> {
@@ -126,9 +133,19 @@ impl<M: DeviceMemory> DirectRings<M> {
         }
     }
 
-    /// The byte with opcode and owner bit of the completion at which the queue ended, if it did.
-    pub(crate) fn unreadable(&self) -> Option<u8> {
-        self.unreadable
+    /// Whether the queue ended at a completion that cannot be read.
+    pub(crate) fn is_ended(&self) -> bool {
+        self.unreadable.is_some()
+    }
+
+    /// Whether nothing was posted since the queue began.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.posted == 0 && self.completed == 0
+    }
+
+    /// How many completions the queue holds.
+    pub(crate) fn completion_entries(&self) -> usize {
+        self.sizes.completions as usize
     }
 
     /// Passes at most `limit` completions to `taker`.
@@ -141,12 +158,12 @@ impl<M: DeviceMemory> DirectRings<M> {
     ) -> Polled {
         let limit = u32::try_from(limit).unwrap_or(u32::MAX);
         let mut taken = 0;
-        let mut drained = false;
-        while taken < limit && !drained {
+        let mut is_empty = self.is_ended();
+        while taken < limit && !is_empty {
             let wanted = GROUP.min(limit - taken);
             let mut words = [TagAndOwner(0); GROUP as usize];
             let ready = self.look(&mut words, wanted);
-            drained = ready < wanted;
+            is_empty = ready < wanted;
             if ready == 0 {
                 break;
             }
@@ -157,7 +174,7 @@ impl<M: DeviceMemory> DirectRings<M> {
             self.memory.completions.from_device_barrier();
             for word in words.iter().take(ready as usize) {
                 if !self.take(*word, pool, taker) {
-                    drained = true;
+                    is_empty = true;
                     break;
                 }
                 taken += 1;
@@ -168,7 +185,7 @@ impl<M: DeviceMemory> DirectRings<M> {
             self.memory.completions.from_device_barrier();
             self.memory.completion_record.store_u32::<CONSUMED>(0, self.consumed & LOW_24);
         }
-        Polled { completions: taken as usize, drained }
+        Polled { completions: taken as usize, is_empty }
     }
 
     /// The last words of the next completions that are there, at most `wanted`; returns how many.
@@ -190,7 +207,7 @@ impl<M: DeviceMemory> DirectRings<M> {
     #[inline]
     fn take(&mut self, word: TagAndOwner, pool: &mut FramePool, taker: &mut impl TakeReceives) -> bool {
         let index = self.consumed;
-        if !word.is_plain() {
+        if !word.is_plain() || word.request() != self.completed as u16 {
             return self.take_other(word, pool, taker);
         }
         let bytes = self.memory.completions.load_u32::<BYTE_COUNT>(index);
@@ -208,8 +225,10 @@ impl<M: DeviceMemory> DirectRings<M> {
     #[cold]
     #[inline(never)]
     fn take_other(&mut self, word: TagAndOwner, pool: &mut FramePool, taker: &mut impl TakeReceives) -> bool {
-        if word.opcode() != RESPONDER_ERROR {
-            self.unreadable = Some(word.op_own());
+        if word.opcode() != RESPONDER_ERROR || word.request() != self.completed as u16 {
+            let (completion, expected) = (format!("{:#x}", word.0), self.completed as u16);
+            tracing::error!(completion, expected, "a completion of an unknown format or another request");
+            self.unreadable = Some(word.0);
             return false;
         }
         let syndromes = self.memory.completions.load_u32::<SYNDROMES>(self.consumed);
@@ -271,16 +290,16 @@ impl<M: DeviceMemory> DirectRings<M> {
         (self.posted, self.completed) = (0, 0);
     }
 
-    /// Arms the completion queue: the next completion raises an event. The count of arms, modulo 4, shows the
-    /// device that a record is newer than the last event.
+    /// Arms the completion queue: the next completion raises an event. To be called once for each event, as
+    /// libmlx5 counts events, modulo 4, in the word (`mlx5_cq_event`), and here the calls are counted.
     pub(crate) fn arm(&mut self) {
         let word = (self.arms & 3) << 28 | self.consumed & LOW_24;
         self.arms = self.arms.wrapping_add(1);
         self.memory.completion_record.store_u32::<ARMED>(0, word);
-        self.memory.completion_record.to_device_barrier();
+        self.memory.completion_record.flush_to_device();
         let bell = u64::from(word) << 32 | u64::from(self.sizes.completion_queue);
         self.memory.doorbell.store_u64::<ARM_DOORBELL>(0, bell);
-        self.memory.doorbell.to_device_barrier();
+        self.memory.doorbell.flush_to_device();
     }
 }
 

@@ -187,4 +187,8 @@ impl<const ENTRY: usize> DeviceRing for SimulatedRing<ENTRY> {
     fn to_device_barrier(&self) {
         self.log.borrow_mut().release(self.side);
     }
+
+    fn flush_to_device(&self) {
+        self.to_device_barrier();
+    }
 }

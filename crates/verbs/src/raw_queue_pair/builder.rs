@@ -157,6 +157,8 @@ impl RawQueuePairBuilder {
         if let Some(shared) = &self.shared_receives {
             context.same_as(shared.domain().context())?;
         }
+        self.send_completions.admits().map_err(failed)?;
+        self.receive_completions.admits().map_err(failed)?;
         let QueuePairCaps { max_sends, max_receives, .. } = self.caps;
         if max_sends > MAX_SENDS || max_receives > MAX_RECEIVES {
             return Err(failed(from_code(libc::EINVAL)));
