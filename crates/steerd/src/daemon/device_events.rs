@@ -66,10 +66,10 @@ impl DeviceWatch {
     /// The device or a queue has failed and cannot be recovered; systemd restarts the daemon.
     pub(super) fn check(&mut self, observer: &Observer) -> Result<(), Error> {
         self.queues.resize(observer.worker_count(), WatchedQueue::default());
-        for (queue, (worker, health)) in self.queues.iter_mut().zip(observer.receive_queues()) {
-            queue.note(health.recoveries, worker, health);
-        }
         self.take_events(observer)?;
+        for (queue, (worker, health)) in self.queues.iter_mut().zip(observer.receive_queues()) {
+            queue.tick(worker, health);
+        }
         let failed = observer.receive_queues().filter(|(_, health)| health.is_failed);
         let failed: Vec<u32> = failed.map(|(worker, _)| worker).collect();
         observer.health.set_failed_queues(failed).iter().for_each(Change::log);
@@ -109,7 +109,7 @@ impl DeviceWatch {
                 tracing::warn!("the device reports: {event}");
                 if let Some(WorkerOfQueue { index, control }) = observer.worker_of_queue(number.0)
                     && let Some(queue) = self.queues.get_mut(index)
-                    && queue.is_unknown_failure(control.receive_queue().is_failed)
+                    && queue.is_unknown_failure(control.receive_queue())
                 {
                     control.report_queue_failure();
                 }
@@ -134,38 +134,54 @@ fn is_end(error: &VerbsError) -> bool {
 #[derive(Clone, Debug, Default)]
 struct WatchedQueue {
     recoveries: u64,
-    /// Events whose recovery has not been seen yet.
-    expected: u64,
-    /// Recoveries whose event has not been read yet, of the last two ticks. An event may be late by a moment,
-    /// but not by two ticks: a device need not send one.
-    unexplained: [u64; 2],
+    /// The number of recoveries that was logged last.
+    logged: u64,
+    /// Events whose recovery has not been seen yet, of this tick and the two before. A device may report one
+    /// failure twice.
+    expected: [u64; 3],
+    /// Recoveries whose event has not been read yet, of this tick and the two before. An event may be late by
+    /// a moment, but not by two ticks: a device need not send one.
+    unexplained: [u64; 3],
 }
 
 impl WatchedQueue {
-    /// Notes the number of recoveries at a tick, and logs new ones.
-    fn note(&mut self, recoveries: u64, worker: u32, health: ReceiveQueueHealth) {
-        let new = recoveries.saturating_sub(self.recoveries);
+    /// Matches new recoveries with the oldest expected ones.
+    fn note(&mut self, recoveries: u64) {
+        let mut new = recoveries.saturating_sub(self.recoveries);
         self.recoveries = recoveries;
-        let explained = new.min(self.expected);
-        self.expected -= explained;
-        self.unexplained = [new - explained, self.unexplained[0]];
-        if new > 0 {
+        for expected in self.expected.iter_mut().rev() {
+            let explained = new.min(*expected);
+            (*expected, new) = (*expected - explained, new - explained);
+        }
+        self.unexplained[0] += new;
+    }
+
+    /// Logs recoveries since the last tick, and forgets what is older than two ticks.
+    fn tick(&mut self, worker: u32, health: ReceiveQueueHealth) {
+        self.note(health.recoveries);
+        if self.recoveries > self.logged {
+            self.logged = self.recoveries;
             tracing::warn!(
-                "worker {worker}: its receive queue failed{} and works again; recoveries so far: {recoveries}",
-                cause(health)
+                "worker {worker}: its receive queue failed{} and works again; recoveries so far: {}",
+                cause(health),
+                self.recoveries
             );
+        }
+        for counts in [&mut self.expected, &mut self.unexplained] {
+            counts.rotate_right(1);
+            counts[0] = 0;
         }
     }
 
-    /// Takes an event of the queue; returns whether its worker does not know of the failure. `is_failed`:
-    /// whether it recovers the queue now.
-    fn is_unknown_failure(&mut self, is_failed: bool) -> bool {
+    /// Takes an event of the queue, in this state; returns whether its worker does not know of the failure.
+    fn is_unknown_failure(&mut self, health: ReceiveQueueHealth) -> bool {
+        self.note(health.recoveries);
         if let Some(recoveries) = self.unexplained.iter_mut().rev().find(|recoveries| **recoveries > 0) {
             *recoveries -= 1;
             return false;
         }
-        self.expected += 1;
-        !is_failed
+        self.expected[0] += 1;
+        !health.is_failed
     }
 }
 
@@ -198,35 +214,39 @@ mod tests {
         ReceiveQueueHealth { is_failed: false, recoveries, last_failure: None, given_up: None }
     }
 
-    impl WatchedQueue {
-        fn tick(&mut self, recoveries: u64) {
-            self.note(recoveries, 0, health(recoveries));
-        }
+    fn failed(recoveries: u64) -> ReceiveQueueHealth {
+        ReceiveQueueHealth { is_failed: true, ..health(recoveries) }
     }
 
     #[test]
     fn an_event_of_a_recovered_queue_is_known() {
         let mut queue = WatchedQueue::default();
-        queue.tick(1);
-        assert!(!queue.is_unknown_failure(false), "it was recovered by its completions");
-        assert!(queue.is_unknown_failure(false), "that is another failure");
-        queue.tick(2);
-        assert!(queue.is_unknown_failure(false), "the recovery was of the second one");
+        assert!(!queue.is_unknown_failure(health(1)), "it was recovered by its completions, just now");
+        assert!(queue.is_unknown_failure(health(1)), "that is another failure");
+        queue.tick(0, health(2));
+        assert!(queue.is_unknown_failure(health(2)), "the recovery was of the second one");
     }
 
     #[test]
     fn an_event_during_or_after_the_recovery_is_known() {
         let mut queue = WatchedQueue::default();
-        assert!(!queue.is_unknown_failure(true));
-        queue.tick(1);
-        assert_eq!(queue.unexplained, [0, 0]);
-        queue.tick(2);
-        queue.tick(2);
-        assert!(!queue.is_unknown_failure(false), "it came a tick later");
-        queue.tick(3);
-        queue.tick(3);
-        queue.tick(3);
-        assert!(queue.is_unknown_failure(false), "no event is as late as that");
+        assert!(!queue.is_unknown_failure(failed(0)));
+        queue.tick(0, health(1));
+        assert_eq!(queue.unexplained, [0; 3]);
+        queue.tick(0, health(2));
+        queue.tick(0, health(2));
+        assert!(!queue.is_unknown_failure(health(2)), "it came a tick later");
+        (0..4).for_each(|_| queue.tick(0, health(3)));
+        assert!(queue.is_unknown_failure(health(3)), "no event is as late as that");
+    }
+
+    #[test]
+    fn a_second_event_explains_no_later_recovery() {
+        let mut queue = WatchedQueue::default();
+        assert!(!queue.is_unknown_failure(failed(0)) && !queue.is_unknown_failure(failed(0)));
+        (0..4).for_each(|_| queue.tick(0, health(1)));
+        queue.tick(0, health(2));
+        assert!(!queue.is_unknown_failure(health(2)), "the event of the second recovery");
     }
 
     #[test]

@@ -165,6 +165,9 @@ impl Probes for Health {
     }
 
     fn ready(&self) -> Result<(), String> {
+        if let Some(fault) = self.device().fault() {
+            return Err(format!("not ready: {fault}"));
+        }
         if !self.status().steering {
             return Err("not ready".into());
         }
@@ -174,7 +177,6 @@ impl Probes for Health {
             (status.ports_down.clone(), status.failed_queues.clone())
         };
         let mut reasons: Vec<String> = stalled.iter().map(|part| format!("{part} is stalled")).collect();
-        reasons.extend(self.device().fault().map(str::to_owned));
         reasons
             .extend(queues.iter().map(|worker| format!("the receive queue of worker {worker} has failed")));
         reasons.extend(ports.iter().map(|port| format!("{port} is down")));
@@ -371,6 +373,7 @@ mod tests {
         assert_eq!(health.set_failed_queues(vec![]), []);
         assert_eq!((health.ready(), health.alive()), (Ok(()), Ok(())));
         health.set_device(DeviceCondition::Gone);
+        health.set_steering(false);
         assert_eq!(health.ready(), Err("not ready: the device is gone".into()));
     }
 

@@ -1,24 +1,40 @@
 //! The daemon while its device fails, with both providers of the soft NIC: receive queues fail under traffic
 //! and recover, or fail again and again; a link goes down and comes up; the device fails for good.
 
+use std::fmt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::libmlx5;
 use crate::support::{Daemon, steerd};
 
+/// A provider, and how workers receive by it.
+#[derive(Clone, Copy)]
+struct ProviderUse {
+    provider: &'static str,
+    receive: &'static str,
+}
+
+impl fmt::Display for ProviderUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}", self.provider, self.receive)
+    }
+}
+
 /// The providers that can be used here.
-fn providers() -> Vec<&'static str> {
-    let mlx5 = libmlx5::softnic().map(|_| "mlx5");
-    ["softnic"].into_iter().chain(mlx5).collect()
+fn providers() -> impl Iterator<Item = ProviderUse> {
+    let has_mlx5 = libmlx5::softnic().is_some();
+    let all = libmlx5::PROVIDERS.into_iter().filter(move |(provider, _)| has_mlx5 || *provider != "mlx5");
+    all.map(|(provider, receive)| ProviderUse { provider, receive })
 }
 
 /// `run --demo` on a soft NIC with the limits of an mlx5, with these faults.
-fn demonstration(provider: &str, faults: &str) -> Command {
+fn demonstration(under: ProviderUse, faults: &str) -> Command {
+    let ProviderUse { provider, receive } = under;
     let mut command = steerd();
     command.args(["run", "--demo", "--format", "json"]);
     command.env("STEERD_SOFTNIC__PROVIDER", provider).env("STEERD_SOFTNIC__PERSONALITY", "mlx5");
-    command.env("STEERD_SOFTNIC__FAULTS", faults);
+    command.env("STEERD_SOFTNIC__FAULTS", faults).env("STEERD_DEVICE__RECEIVE", receive);
     command
 }
 
@@ -115,7 +131,9 @@ fn a_device_that_fails_ends_the_daemon_soon() {
 
 #[test]
 fn wrong_faults_are_refused() {
-    let output = demonstration("softnic", "queue@").output().expect("it runs");
+    let output = demonstration(ProviderUse { provider: "softnic", receive: "verbs" }, "queue@")
+        .output()
+        .expect("it runs");
     assert_eq!(output.status.code(), Some(3));
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(message.contains("softnic.faults: `queue@` is no fault"), "{message}");

@@ -20,7 +20,7 @@ use wire::{LinkConfig, LinkEnd, LinkWire, Wire as _, WireState};
 const RECEIVE: [&str; 2] = ["verbs", "direct"];
 
 /// The providers below the daemon, each with how workers receive.
-const PROVIDERS: [(&str, &str); 3] = [("softnic", "verbs"), ("mlx5", "verbs"), ("mlx5", "direct")];
+pub(crate) const PROVIDERS: [(&str, &str); 3] = [("softnic", "verbs"), ("mlx5", "verbs"), ("mlx5", "direct")];
 
 /// Every worker receives in this way, by the state or summary of a daemon.
 #[track_caller]
