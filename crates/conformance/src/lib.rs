@@ -50,6 +50,7 @@ mod model_file;
 mod open_masks;
 mod order;
 pub mod origin;
+pub mod packet_peer;
 mod parent_domain;
 mod report;
 mod rss;

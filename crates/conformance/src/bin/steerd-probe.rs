@@ -1,8 +1,9 @@
 //! `steerd-probe`: runs the cases that do not affect other users of a device, prints its answers and writes
-//! its device model. A separate binary, so that `steerd`, which runs it for `steerd devices --probe`, does
-//! not contain the suite.
+//! its device model. With a peer it runs all cases, for `steerd devices --report`. A separate binary, so that
+//! `steerd`, which runs it, does not contain the suite.
 #![forbid(unsafe_code)]
 
+use std::cell::Cell;
 use std::fmt::Write as _;
 use std::fs::{self, OpenOptions};
 use std::io::{self, IsTerminal as _, Write as _};
@@ -11,10 +12,13 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Parser, ValueEnum};
+use conformance::link::LinkPeer;
 use conformance::model::{Bounds, FoundModel};
+use conformance::packet_peer::PacketPeer;
 use conformance::soft::SoftDevice;
-use conformance::{Bench, Peer, Report, Verdict, model, origin, probe};
+use conformance::{Bench, Peer, Report, Verdict, cases, model, origin, probe, run};
 use device_model::{DeviceModel, Origin};
+use serde::Serialize;
 use softnic::Personality;
 use verbs::{Context, DeviceList, DevicePort, PortNumber, SYSFS_CLASSES};
 
@@ -24,6 +28,10 @@ const NO_DEVICE: u8 = 4;
 const WORKS: &str = "works";
 /// The name that stands for the driver of a soft NIC.
 const SOFT: &str = "softnic";
+/// Of so many cases one is shown.
+const SHOWN_EVERY: usize = 32;
+/// The prefix of a peer that is an end of a link.
+const LINK: &str = "link:";
 
 /// Tests every field and value of the four verbs on a device, with objects that do not affect other users,
 /// prints its answers and writes its device model.
@@ -51,6 +59,29 @@ struct Arguments {
     /// The most flows that are created at once. A limit above is not found.
     #[arg(long, value_name = "NUMBER", default_value_t = Bounds::default().flows, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     max_flows: u32,
+    /// Print one JSON object for a report: the device model with the answers, or the results of all cases,
+    /// which need --peer or --soft.
+    #[arg(long, value_enum, value_name = "probe|suite", conflicts_with_all = ["output", "default_output"])]
+    evidence: Option<EvidencePart>,
+    /// With --evidence suite: an interface that reaches the device's port, or `link:NAME` for end `b` of a
+    /// link. The port must have no traffic of others: some cases take all packets of it for a moment.
+    #[arg(long, value_name = "INTERFACE", requires = "evidence")]
+    peer: Option<String>,
+}
+
+/// A part of a report that this program finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum EvidencePart {
+    Probe,
+    Suite,
+}
+
+/// The output of `--evidence probe`.
+#[derive(Debug, Serialize)]
+struct ProbeEvidence {
+    /// The text of the device model.
+    model: String,
+    report: Report,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -132,6 +163,17 @@ fn write_new(path: &Path, text: &str) -> io::Result<()> {
 }
 
 fn act(arguments: &Arguments) -> Result<(), Failed> {
+    match arguments.evidence {
+        Some(EvidencePart::Probe) => {
+            let Probed { report, model: Some(found) } = probed(arguments, true)? else {
+                return Err("no device model was found".into());
+            };
+            let evidence = ProbeEvidence { model: model::text(&found), report };
+            return print(&(serde_json::to_string(&evidence)? + "\n"));
+        }
+        Some(EvidencePart::Suite) => return print(&(serde_json::to_string(&suite(arguments)?)? + "\n")),
+        None => {}
+    }
     let destination = Destination::of(arguments)?;
     let probed = probed(arguments, destination != Destination::Nowhere)?;
     if destination != Destination::Stdout {
@@ -170,29 +212,82 @@ fn probed(arguments: &Arguments, wants_model: bool) -> Result<Probed, Failed> {
         probed.report.device = format!("soft NIC ({personality})");
         return Ok(probed);
     }
-    let name = arguments.device.as_deref().unwrap_or_default();
-    let DevicePort { device: name, port } =
-        DevicePort::named(Path::new(SYSFS_CLASSES), name, PortNumber(arguments.port));
-    let (name, arguments) = (name.as_str(), &Arguments { port: port.0, ..arguments.clone() });
-    let list = DeviceList::system().map_err(|error| {
-        format!("{error} (hint: modprobe ib_uverbs and the NIC's driver, or try --soft mlx5)")
-    })?;
-    let device = list
-        .find(name)
-        .ok_or_else(|| format!("no device {name} (hint: `steerd devices` lists what there is)"))?;
-    let driver = origin::driver(Path::new(origin::SYSFS), name).unwrap_or_default();
-    let fallback = DeviceModel::by_driver(&driver).unwrap_or_else(DeviceModel::conservative);
-    if !fallback.can_steer() {
-        // An RSS queue pair of such a device may take the packets of the whole port.
-        let source =
-            fallback.refusal(device_model::Feature::Normal).map_or("", |refusal| refusal.source.as_str());
-        let message = format!(
-            "{name} (driver {driver}) cannot steer, so nothing is tried on it: it has no flows ({source}); its model is {:?}",
-            fallback.name
-        );
-        return Err(message.into());
+    let RealDevice { device, context, driver, fallback } = RealDevice::open(arguments)?;
+    of(
+        &context,
+        (&Arguments { port: device.port.0, ..arguments.clone() }, wants_model),
+        None,
+        &fallback,
+        &driver,
+    )
+}
+
+/// Runs every case on the device, with its peer.
+fn suite(arguments: &Arguments) -> Result<Report, Failed> {
+    if let Some(personality) = arguments.soft {
+        let device = SoftDevice::new(personality)?;
+        let bench = Bench::new(device.context(), PortNumber(1), Some(&device))?;
+        return Ok(run_all(&bench, Some(personality)));
     }
-    of(&device.open()?, (arguments, wants_model), None, &fallback, &driver)
+    let peer = arguments.peer.as_deref().ok_or("--evidence suite needs a peer (hint: --peer INTERFACE)")?;
+    let RealDevice { device, context, .. } = RealDevice::open(arguments)?;
+    let peer: Box<dyn Peer> = match peer.strip_prefix(LINK) {
+        Some(link) => Box::new(LinkPeer::meet(link)?),
+        None => Box::new(PacketPeer::open(peer, device.interface(Path::new(SYSFS_CLASSES)).as_deref())?),
+    };
+    let bench = Bench::new(&context, device.port, Some(&*peer))?;
+    let kind = origin::kind(Path::new(origin::SYSFS), &device.device);
+    Ok(run_all(&bench, kind))
+}
+
+/// Runs every case and shows the progress.
+fn run_all(bench: &Bench<'_>, personality: Option<Personality>) -> Report {
+    let (rows, begun) = (cases().len(), Cell::new(0));
+    run(bench, personality, |case| {
+        begun.set(begun.get() + 1);
+        // A log does not get a line for each.
+        if begun.get() == rows || begun.get() % SHOWN_EVERY == 1 {
+            progress(begun.get(), rows, case.field);
+        }
+        true
+    })
+}
+
+/// A device of libibverbs' list that can steer.
+struct RealDevice {
+    device: DevicePort,
+    context: Arc<Context>,
+    driver: String,
+    /// The model of its driver.
+    fallback: DeviceModel,
+}
+
+impl RealDevice {
+    fn open(arguments: &Arguments) -> Result<Self, Failed> {
+        let name = arguments.device.as_deref().unwrap_or_default();
+        let device = DevicePort::named(Path::new(SYSFS_CLASSES), name, PortNumber(arguments.port));
+        let name = device.device.as_str();
+        let list = DeviceList::system().map_err(|error| {
+            format!("{error} (hint: modprobe ib_uverbs and the NIC's driver, or try --soft mlx5)")
+        })?;
+        let listed = list
+            .find(name)
+            .ok_or_else(|| format!("no device {name} (hint: `steerd devices` lists what there is)"))?;
+        let driver = origin::driver(Path::new(origin::SYSFS), name).unwrap_or_default();
+        let fallback = DeviceModel::by_driver(&driver).unwrap_or_else(DeviceModel::conservative);
+        if !fallback.can_steer() {
+            // An RSS queue pair of such a device may take the packets of the whole port.
+            let source =
+                fallback.refusal(device_model::Feature::Normal).map_or("", |refusal| refusal.source.as_str());
+            let message = format!(
+                "{name} (driver {driver}) cannot steer, so nothing is tried on it: it has no flows ({source}); its model is {:?}",
+                fallback.name
+            );
+            return Err(message.into());
+        }
+        let context = listed.open()?;
+        Ok(Self { device, context, driver, fallback })
+    }
 }
 
 fn of(

@@ -1,0 +1,125 @@
+//! A network interface of this host as the peer of a device: the other end of a cable, or another function of
+//! the same NIC.
+//!
+//! Frames are sent and seen by an AF_PACKET socket. Only frames to or from the addresses of the cases are
+//! looked at, and only such frames are sent, so the traffic of others on the interface stays as it is. A
+//! device cannot be asked whether it has processed what is on the wire: the peer waits for a fixed time.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use wire::{
+    AfPacketConfig, AfPacketWire, Burst, HandOver, MergedFrames, Promiscuous, TransmitError, Wire as _,
+    WireError,
+};
+
+use crate::Peer;
+use crate::bench::MAC;
+
+/// How long frames take to the device and its completions to memory, with much to spare.
+const SETTLE: Duration = Duration::from_millis(20);
+/// The pause of a call that sends nothing: cases make many while they wait.
+const GLANCE: Duration = Duration::from_millis(1);
+/// The longest wait for room in the queue of the interface.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Frames that the kernel holds for the peer.
+const RING_FRAMES: u32 = 4096;
+/// The bytes that the two addresses of the cases share.
+const SHARED_BYTES: usize = 5;
+
+/// An interface that can reach the device under test.
+pub struct PacketPeer {
+    end: Mutex<End>,
+    /// Lets frames to the address of the cases pass the device's own filter of addresses.
+    _promiscuous: Option<Promiscuous>,
+}
+
+struct End {
+    wire: AfPacketWire,
+    /// The frames that the device has sent and nobody has asked for yet.
+    sent: Vec<Vec<u8>>,
+}
+
+impl PacketPeer {
+    /// Opens the interface of the peer. `device`: the interface of the device under test, if it has one; both
+    /// are promiscuous until this is dropped.
+    ///
+    /// # Errors
+    /// An interface is unknown, down or not Ethernet, or CAP_NET_RAW is missing.
+    pub fn open(interface: &str, device: Option<&str>) -> Result<Self, WireError> {
+        let wire = AfPacketWire::open(&AfPacketConfig {
+            interface: interface.to_owned(),
+            promiscuous: true,
+            ring_frames: RING_FRAMES,
+            merged: MergedFrames::default(),
+            hand_over: HandOver::default(),
+            busy_poll: false,
+        })?;
+        let promiscuous = device.map(Promiscuous::hold).transpose()?;
+        Ok(Self { end: Mutex::new(End { wire, sent: Vec::new() }), _promiscuous: promiscuous })
+    }
+}
+
+impl End {
+    fn send(&mut self, frame: &[u8]) {
+        let until = Instant::now() + PATIENCE;
+        // What does not go out is missed by the case.
+        while self.wire.transmit(frame) == Err(TransmitError::QueueFull) && Instant::now() < until {
+            self.wire.flush();
+            std::thread::sleep(GLANCE);
+        }
+    }
+
+    fn collect(&mut self) {
+        loop {
+            let mut burst = Burst::new();
+            self.wire.receive(&mut burst);
+            if burst.is_empty() {
+                return;
+            }
+            let ours = burst.iter().filter(|frame| is_ours(frame.bytes));
+            self.sent.extend(ours.map(|frame| frame.bytes.to_vec()));
+        }
+    }
+}
+
+/// Returns whether the frame is to or from an address of the cases.
+fn is_ours(frame: &[u8]) -> bool {
+    let begins_at = |place: usize| frame.get(place..place + SHARED_BYTES) == MAC.get(..SHARED_BYTES);
+    begins_at(0) || begins_at(MAC.len())
+}
+
+impl Peer for PacketPeer {
+    fn deliver(&self, frames: Vec<Vec<u8>>) {
+        let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
+        for frame in &frames {
+            end.send(frame);
+        }
+        end.wire.flush();
+        std::thread::sleep(if frames.is_empty() { GLANCE } else { SETTLE });
+        end.collect();
+    }
+
+    fn sent(&self) -> Option<Vec<Vec<u8>>> {
+        let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
+        end.collect();
+        Some(std::mem::take(&mut end.sent))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::{OTHER_MAC, udp};
+
+    #[test]
+    fn only_frames_of_cases_are_seen() {
+        let ours = udp(1, 2);
+        assert!(is_ours(&ours));
+        assert_eq!(MAC.get(..SHARED_BYTES), OTHER_MAC.get(..SHARED_BYTES));
+        let mut foreign = ours.clone();
+        foreign[..12].copy_from_slice(&[0x02, 0, 0, 0, 0, 1, 0x02, 0, 0, 0, 0, 2]);
+        assert!(!is_ours(&foreign));
+        assert!(!is_ours(&ours[..4]), "a frame that is too short");
+    }
+}
