@@ -8,7 +8,7 @@ export PATH := $(TOOLS)/bin:$(PATH):/usr/sbin:/sbin
 .DEFAULT_GOAL := help
 # apt and cargo lock what they work on.
 .NOTPARALLEL:
-.PHONY: help run live test check soak soak-daemon soak-interface conformance conformance-libmlx5 releases install install-files uninstall lint bench budgets audit fuzz asan miri miri-ready loom \
+.PHONY: help run live test check soak soak-daemon soak-interface conformance conformance-libmlx5 releases report-kit install install-files uninstall lint bench budgets audit fuzz asan miri miri-ready loom \
   deps cargo cargo-deny cargo-fuzz
 
 help: ## list the targets
@@ -88,6 +88,11 @@ conformance-libmlx5: deps-build ## records what the suite's rows answer on rdma-
 releases: deps-build deps-releases ## the soft NIC under other releases of libibverbs (RDMA_CORE=checkout, RELEASES='v50.0 ..')
 	$(CARGO) build --locked $(PROGRAMS)
 	CARGO=$(CARGO) crates/softnic-preload/releases.sh '$(RDMA_CORE)' $(RELEASES)
+
+report-kit: deps-build ## an archive for reports of devices on hosts without Rust and rdma-core: target/report-kit/steerd-report-ARCH.tar.gz
+	[ "$(BUILT)" != target/release ] || $(CARGO) build --release --locked --package steerd --package conformance
+	@mkdir -p target/report-kit
+	deploy/report-kit/build $(BUILT) target/report-kit
 
 # Where `make install` puts things; DESTDIR goes before all of it.
 PREFIX      ?= /usr/local

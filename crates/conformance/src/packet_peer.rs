@@ -17,9 +17,9 @@ use crate::Peer;
 use crate::bench::MAC;
 
 /// How long frames take to the device and its completions to memory, with much to spare.
-const SETTLE: Duration = Duration::from_millis(20);
-/// The pause of a call that sends nothing: cases make many while they wait.
-const GLANCE: Duration = Duration::from_millis(1);
+const SETTLE: Duration = Duration::from_millis(60);
+/// The pause of a call that sends nothing, in which sent frames arrive: cases make several while they wait.
+const GLANCE: Duration = Duration::from_millis(10);
 /// The longest wait for room in the queue of the interface.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Frames that the kernel holds for the peer.

@@ -704,6 +704,21 @@ pub(crate) struct DevicesArgs {
     /// filters.
     #[arg(long, value_name = "INTERFACE", conflicts_with_all = ["probe", "format"])]
     pub(crate) probe_filters: Option<String>,
+    /// Measure this device, or that of this interface, and print a report as TOML: what it is, its model and
+    /// answers, and how fast it takes flows. No packet of others is touched, and no address is in it.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["probe", "probe_filters", "output"])]
+    pub(crate) report: Option<String>,
+    /// With --report: an interface that reaches the port of the device (a cable, or another function of the
+    /// NIC), or `link:NAME`. The whole conformance suite and the receive rate of a worker are in the report
+    /// then. The port must have no other traffic.
+    #[arg(long, value_name = "INTERFACE", requires = "report")]
+    pub(crate) peer: Option<String>,
+    /// With --report: fewer flows and shorter times, to try it out.
+    #[arg(long, requires = "report")]
+    pub(crate) quick: bool,
+    /// Check reports that `--report` has printed; exit code 1 if one has a problem.
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["probe", "probe_filters", "report", "output"])]
+    pub(crate) validate_report: Vec<PathBuf>,
     /// The file for the model, which must not exist; "-" prints the model in place of the results. [default:
     /// NAME.toml]
     #[arg(long, value_name = "FILE", requires = "probe")]

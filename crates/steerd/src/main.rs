@@ -11,6 +11,7 @@ mod commands;
 mod daemon;
 mod describe;
 mod effects;
+mod hardware_report;
 mod lost_exceptions;
 mod message;
 mod outcome;

@@ -1,5 +1,8 @@
-//! `steerd devices`: the devices of libibverbs, and the soft NIC of the settings. Opens none; `--probe` runs
-//! `steerd-probe` (crate `conformance`), which must be in the directory of this binary.
+//! `steerd devices`: the devices of libibverbs, and the soft NIC of the settings. The list opens none;
+//! `--probe` and `--report` run `steerd-probe` (crate `conformance`), which must be in the directory of this
+//! binary.
+
+mod report;
 
 use std::env;
 use std::os::unix::process::CommandExt;
@@ -45,10 +48,16 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Error> {
     if let Some(interface) = &args.probe_filters {
         return probe_filters(interface);
     }
+    if !args.validate_report.is_empty() {
+        return report::validate(&args.validate_report);
+    }
     let request = Request { file: args.config.clone(), ..Request::default() };
     let settings = settings::load(&request)?.settings;
     if let Some(name) = &args.probe {
         return probe(&settings, name, args);
+    }
+    if let Some(name) = &args.report {
+        return report::run(&settings, name, args);
     }
     let mut rows: Vec<Row> = device::list()?
         .into_iter()

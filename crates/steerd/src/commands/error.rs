@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use steerd_client::api::ApiError;
 
 use crate::daemon;
+use crate::hardware_report::ReportError;
 use crate::message::{Hinted, NoSignals, NoThread, chain};
 use crate::policy_file::{PolicyErrors, TRAFFIC_HINT};
 use crate::settings::{LengthError, Problems, TooManyFrames};
@@ -45,6 +46,14 @@ pub(crate) enum Error {
         program.display()
     )]
     Probe { program: PathBuf, source: io::Error },
+    #[error("devices --report: {}", chain(.0))]
+    Report(ReportError),
+    #[error(
+        "devices --report: interrupted; the report has what was found before, and all its flows are removed"
+    )]
+    ReportInterrupted,
+    #[error("{0}")]
+    InvalidReport(String),
     #[error(transparent)]
     Frames(#[from] TooManyFrames),
     #[error(transparent)]
@@ -80,11 +89,13 @@ impl Error {
             | Self::Packet(_)
             | Self::Rule(_)
             | Self::Capture(_)
+            | Self::InvalidReport(_)
             | Self::Traffic(_) => 1,
             Self::Compare(_) | Self::NotDecided(_) => 2,
             Self::Settings(problems) => of_settings(problems),
             Self::Frames(_) => 3,
-            Self::Lengths(_) | Self::Probe { .. } => 4,
+            Self::Report(ReportError::Interrupted) | Self::ReportInterrupted => 7,
+            Self::Lengths(_) | Self::Probe { .. } | Self::Report(_) => 4,
             Self::Cores(_) => 5,
             Self::Thread(_) | Self::Signals(_) | Self::Output(_) => 7,
             Self::Api(_) => 8,

@@ -58,3 +58,209 @@ fn probe_runs_the_program_beside_steerd() {
         "--default-output mlx5_0.toml --port 1 -- mlx5_0\n"
     );
 }
+
+/// The reports of the command on soft NICs and on rdma-core's own mlx5 provider.
+mod report {
+    use std::path::{Path, PathBuf};
+    use std::process::{Command, Output};
+    use std::time::{Duration, Instant};
+
+    use rustix::process::{Pid, Signal, kill_process};
+
+    use crate::support::{PATIENCE, not_run, stderr, stdout, steerd};
+
+    /// `steerd-probe` is beside the binary, and this process may create flows.
+    fn can_report() -> bool {
+        let probe = Path::new(env!("CARGO_BIN_EXE_steerd")).with_file_name("steerd-probe");
+        if !probe.exists() {
+            not_run("reports", "steerd-probe is not built: cargo build -p conformance");
+            return false;
+        }
+        if !rustix::process::geteuid().is_root() {
+            not_run("reports", "flows need CAP_NET_RAW");
+            return false;
+        }
+        true
+    }
+
+    fn validate(text: &str) -> Output {
+        let folder = tempfile::tempdir().expect("folder");
+        let file = folder.path().join("report.toml");
+        std::fs::write(&file, text).expect("written");
+        steerd().args(["devices", "--validate-report"]).arg(&file).output().expect("the binary runs")
+    }
+
+    fn parsed(output: &Output) -> toml::Table {
+        let text = stdout(output);
+        assert!(output.status.success(), "{}", stderr(output));
+        let valid = validate(&text);
+        assert!(valid.status.success(), "{}\n{text}", stderr(&valid));
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        assert!(host.trim().len() < 3 || !text.contains(host.trim()), "{text}");
+        text.parse().expect("TOML")
+    }
+
+    /// The measured parts are there, and consistent with a NIC that works.
+    fn check(report: &toml::Table, source: &str) {
+        assert_eq!(report["completeness"].as_str(), Some("quick"));
+        assert!(
+            !report.contains_key("missing") || report["missing"].as_array().is_some_and(Vec::is_empty),
+            "{report}"
+        );
+        let patterns = report["flows"]["patterns"].as_array().expect("patterns");
+        let names: Vec<_> =
+            patterns.iter().map(|pattern| pattern["name"].as_str().unwrap_or_default()).collect();
+        assert_eq!(names, ["one_mask", "sixteen_of_each_mask", "one_of_each_mask", "until_refused"]);
+        assert_eq!(patterns[0]["installed"], patterns[0]["wanted"]);
+        assert_eq!(report["flows"]["left_behind"].as_integer(), Some(0));
+        assert_eq!(report["suite"]["rows"].as_integer(), Some(337));
+        assert_eq!(report["receive"]["source"].as_str(), Some(source));
+        let points = report["receive"]["points"].as_array().expect("points");
+        assert_eq!(points.len(), 12);
+        assert!(points.iter().all(|point| point["received"].as_integer() > Some(0)), "{points:?}");
+    }
+
+    #[test]
+    fn reports_of_soft_nics_are_valid() {
+        if !can_report() {
+            return;
+        }
+        for personality in ["ideal", "mlx5"] {
+            let mut command = steerd();
+            command.env("STEERD_SOFTNIC__PERSONALITY", personality);
+            let output =
+                command.args(["devices", "--quick", "--report", "softnic0"]).output().expect("it runs");
+            let report = parsed(&output);
+            check(&report, "generator");
+            assert_eq!(report["identity"]["function"].as_str(), Some("software"));
+            assert_eq!(report["suite"]["mismatches"].as_integer(), Some(0), "{personality}");
+            let progress = stderr(&output);
+            assert!(progress.contains("report: flows: one_mask"), "{progress}");
+            assert!(progress.contains("report: quick: "), "the verdict: {progress}");
+        }
+    }
+
+    /// The launcher, if it and rdma-core's mlx5 provider are there.
+    fn softnic() -> Option<PathBuf> {
+        let launcher = Path::new(env!("CARGO_BIN_EXE_steerd")).with_file_name("softnic");
+        let listed = Command::new(&launcher).arg("list").output();
+        let list = listed.map(|output| stdout(&output)).unwrap_or_default();
+        let works =
+            list.lines().any(|line| line.trim().starts_with("mlx5 ") && line.trim().ends_with("works"));
+        if !works {
+            not_run("the report of rdma-core's mlx5 provider", "the launcher softnic or libmlx5 is missing");
+        }
+        works.then_some(launcher)
+    }
+
+    #[test]
+    fn the_mlx5_model_below_libmlx5_is_reported() {
+        let Some(softnic) = softnic().filter(|_| can_report()) else { return };
+        let link = format!("report-{}", std::process::id());
+        let steerd = steerd();
+        let mut command = Command::new(softnic);
+        command.args([
+            "exec",
+            "--method",
+            "mlx5",
+            "--mtu",
+            "1500",
+            "--wire",
+            &format!("link:{link}:a"),
+            "--",
+        ]);
+        command.arg(steerd.get_program()).args(["devices", "--quick", "--report", "mlx5_0"]);
+        command.args(["--peer", &format!("link:{link}")]);
+        for (name, value) in steerd.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        let report = parsed(&command.output().expect("it runs"));
+        check(&report, "link");
+        assert_eq!(report["identity"]["driver"].as_str(), Some("mlx5_core"));
+    }
+
+    #[test]
+    fn an_interrupted_report_ends_and_says_so() {
+        if !can_report() {
+            return;
+        }
+        let mut command = steerd();
+        let child = command.args(["devices", "--report", "softnic0"]).stdout(std::process::Stdio::piped());
+        let mut child = child.stderr(std::process::Stdio::piped()).spawn().expect("it runs");
+        // The flows come after the probe and the suite.
+        let mut progress = std::io::BufReader::new(child.stderr.take().expect("piped"));
+        let begun = Instant::now();
+        let mut line = String::new();
+        while !line.contains("receive rate") {
+            line.clear();
+            let read = std::io::BufRead::read_line(&mut progress, &mut line).expect("read");
+            assert!(read > 0 && begun.elapsed() < PATIENCE * 4, "no such step");
+        }
+        kill_process(Pid::from_child(&child), Signal::TERM).expect("it runs");
+        let asked = Instant::now();
+        let rest = std::thread::spawn(move || {
+            let mut text = String::new();
+            std::io::Read::read_to_string(&mut progress, &mut text).expect("read");
+            text
+        });
+        let output = child.wait_with_output().expect("it ends");
+        assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
+        assert_eq!(output.status.code(), Some(7));
+        let text = stdout(&output);
+        assert!(text.contains("completeness = \"interrupted\""), "{text}");
+        assert!(validate(&text).status.success(), "{text}");
+        assert!(rest.join().expect("read").contains("interrupted"));
+    }
+
+    #[test]
+    fn reports_of_the_documentation_are_valid() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/hardware");
+        let mut files: Vec<PathBuf> = std::fs::read_dir(folder)
+            .expect("a folder")
+            .map(|entry| entry.expect("an entry").path())
+            .collect();
+        files.sort();
+        assert!(files.len() >= 2, "{files:?}");
+        let output = steerd().args(["devices", "--validate-report"]).args(&files).output().expect("it runs");
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert_eq!(stdout(&output).lines().filter(|line| line.ends_with(": valid")).count(), files.len());
+    }
+
+    #[test]
+    fn the_report_kit_runs_by_its_own_libraries() {
+        if !can_report() {
+            return;
+        }
+        let folder = tempfile::tempdir().expect("folder");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let built = Path::new(env!("CARGO_BIN_EXE_steerd")).parent().expect("a folder");
+        let mut build = Command::new(root.join("deploy/report-kit/build"));
+        let output = build.arg(built).arg(folder.path()).output().expect("the script runs");
+        if stderr(&output).contains("no provider of") {
+            return not_run("the report kit", stderr(&output).trim());
+        }
+        assert!(output.status.success(), "{}", stderr(&output));
+        let kit =
+            folder.path().join(format!("steerd-report-{}", std::env::consts::ARCH)).join("steerd-report");
+        let output = Command::new(&kit).args(["softnic0", "--quick"]).output().expect("it runs");
+        assert!(output.status.success(), "{}", stderr(&output));
+        let file = folder.path().join("report.toml");
+        std::fs::write(&file, &output.stdout).expect("written");
+        let output = Command::new(&kit).arg("--validate").arg(&file).output().expect("it runs");
+        assert!(stdout(&output).ends_with(": valid\n"), "{}", stderr(&output));
+    }
+
+    #[test]
+    fn invalid_reports_are_refused() {
+        let refused = validate("version = 1\nsteerd = \"0.1.0\"\n");
+        assert_eq!(refused.status.code(), Some(1));
+        assert!(stderr(&refused).contains("missing field `date`"), "{}", stderr(&refused));
+        let missing = steerd().args(["devices", "--validate-report", "/nonexistent/report.toml"]).output();
+        let missing = missing.expect("the binary runs");
+        assert_eq!(missing.status.code(), Some(1));
+        assert!(stderr(&missing).contains("/nonexistent/report.toml"), "{}", stderr(&missing));
+    }
+}

@@ -1,0 +1,241 @@
+//! Makes a report: one part after the other. A part that fails is missing from the report, with the reason,
+//! but for the probe, without which the others mean nothing.
+//!
+//! The parts of `steerd-probe` come before this process opens the device: below the launcher `softnic` each
+//! process has the device for itself.
+
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use device_model::DeviceModel;
+use verbs::{DevicePort, PortNumber, SYSFS_CLASSES};
+
+use super::suite::ProbedDevice;
+use super::target::{OpenTarget, SOFT_MTU_BYTES};
+use super::{
+    Completeness, FlowEvidence, HardwareReport, MissingPart, ReceiveEvidence, ReportPart, VERSION, flow_rate,
+    identity, private, receive_rate, suite,
+};
+use crate::message::chain;
+use crate::settings::Settings;
+
+/// The port of a device that is named without an interface, and without `device.ports`.
+const FIRST_PORT: u8 = 1;
+
+/// The device of a report and how much is measured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReportOptions<'o> {
+    /// A device, or the network interface of one.
+    pub(crate) name: &'o str,
+    /// The interface, or `link:NAME`, that reaches the device's port.
+    pub(crate) peer: Option<&'o str>,
+    pub(crate) is_quick: bool,
+}
+
+/// Why there is no report, or a part of it is missing.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReportError {
+    #[error(
+        "cannot run {}: {source} (hint: `cargo build --release --package conformance --bin steerd-probe`, and install it \
+         beside steerd)",
+        program.display()
+    )]
+    Probe { program: PathBuf, source: io::Error },
+    #[error("steerd-probe failed; its message is above")]
+    ProbeFailed,
+    #[error("steerd-probe is of another version: {0} (hint: install both programs of one release)")]
+    ProbeAnswer(String),
+    #[error("the device model of steerd-probe cannot be read: {0}")]
+    Model(#[source] device_model::LoadError),
+    #[error("interrupted before anything was found")]
+    Interrupted,
+    #[error("there is no device {0} (hint: `steerd devices` lists what there is)")]
+    NoDevice(String),
+    #[error("the personality of the soft NIC: {0}")]
+    Personality(String),
+    #[error("the soft NIC cannot be made")]
+    SoftNic(#[source] softnic::SoftNicError),
+    #[error("the device refuses")]
+    Verbs(#[source] verbs::VerbsError),
+    #[error("the peer cannot be used")]
+    Peer(#[source] wire::WireError),
+    #[error("the peer: {0}")]
+    LinkName(String),
+    #[error("nobody answers at the other end of the peer {0}")]
+    SilentPeer(String),
+    #[error("the worker cannot be made")]
+    Worker(#[source] worker::Error),
+    #[error("the worker does not take its program")]
+    SilentWorker,
+    #[error("the program of the worker cannot be compiled for this device: {0}")]
+    Program(String),
+    #[error("the report cannot be written: {0}")]
+    Text(String),
+}
+
+/// The device of a report.
+enum Subject {
+    Soft { name: String, personality: softnic::Personality, text: String },
+    Real(DevicePort),
+}
+
+impl Subject {
+    fn of(settings: &Settings, name: &str) -> Result<Self, ReportError> {
+        if name == settings.softnic.name {
+            let personality = settings.softnic.personality();
+            let personality = personality.map_err(|error| ReportError::Personality(chain(&error)))?;
+            let text = settings.softnic.personality.clone();
+            return Ok(Self::Soft { name: name.to_owned(), personality, text });
+        }
+        let port = settings.device.ports.first().copied().unwrap_or(FIRST_PORT);
+        Ok(Self::Real(DevicePort::named(Path::new(SYSFS_CLASSES), name, PortNumber(port))))
+    }
+
+    fn probed(&self) -> ProbedDevice {
+        match self {
+            Self::Soft { text, .. } => ProbedDevice::Soft(text.clone()),
+            Self::Real(device) => ProbedDevice::Real { name: device.device.clone(), port: device.port.0 },
+        }
+    }
+
+    fn open(&self, peer: Option<&str>) -> Result<OpenTarget, ReportError> {
+        match self {
+            Self::Soft { name, personality, .. } => OpenTarget::soft(name, *personality),
+            Self::Real(device) => OpenTarget::real(device, peer),
+        }
+    }
+
+    fn has_peer(&self, options: ReportOptions<'_>) -> bool {
+        matches!(self, Self::Soft { .. }) || options.peer.is_some()
+    }
+}
+
+/// Makes the report of a device. Progress is shown on stderr. `is_stopped` is asked often; the report then
+/// ends early, with what was found.
+///
+/// # Errors
+/// The device cannot be probed.
+pub(crate) fn collect(
+    settings: &Settings,
+    options: ReportOptions<'_>,
+    is_stopped: &dyn Fn() -> bool,
+) -> Result<HardwareReport, ReportError> {
+    let subject = Subject::of(settings, options.name)?;
+    progress("model and answers");
+    let probe = suite::probe(&subject.probed(), options.is_quick, is_stopped)?;
+    let model = DeviceModel::parse(Path::new("report"), &probe.model).map_err(ReportError::Model)?;
+    let identity = match &subject {
+        Subject::Soft { name, .. } => identity::of_soft_nic(name, &model.device, SOFT_MTU_BYTES),
+        Subject::Real(device) => identity::of_device(device, &model.device),
+    };
+    let mut parts = Parts { missing: Vec::new(), is_stopped };
+    let mut suite = None;
+    if subject.has_peer(options) {
+        progress("conformance suite");
+        let run = || suite::suite(&subject.probed(), options.peer, is_stopped).map(Some);
+        suite = parts.take(ReportPart::Suite, run);
+    }
+    let (flows, receive) = measured(&subject, options, &model, &mut parts);
+    let mut report = HardwareReport {
+        version: VERSION,
+        steerd: env!("CARGO_PKG_VERSION").to_owned(),
+        date: model.device.date.clone(),
+        completeness: match () {
+            () if is_stopped() => Completeness::Interrupted,
+            () if options.is_quick => Completeness::Quick,
+            () => Completeness::Full,
+        },
+        verdict: String::new(),
+        missing: parts.missing,
+        identity,
+        probe,
+        flows,
+        suite,
+        receive,
+    };
+    report.verdict = report.summary();
+    redacted(&report)
+}
+
+/// Opens the device and measures flows and the receive rate.
+fn measured(
+    subject: &Subject,
+    options: ReportOptions<'_>,
+    model: &DeviceModel,
+    parts: &mut Parts<'_>,
+) -> (Option<FlowEvidence>, Option<ReceiveEvidence>) {
+    let is_stopped = parts.is_stopped;
+    if is_stopped() {
+        return (None, None);
+    }
+    if !model.can_steer() {
+        parts.miss(ReportPart::Flows, "the device has no flows".to_owned());
+        return (None, None);
+    }
+    let mut opened = None;
+    let flows = parts.take(ReportPart::Flows, || {
+        let target = opened.insert(subject.open(options.peer)?);
+        let (context, port) = (&target.context, target.port);
+        let steps = &mut |step: &str| progress(&format!("flows: {step}"));
+        flow_rate::measure(context, port, model.priorities, options.is_quick, steps, is_stopped).map(Some)
+    });
+    let Some(mut target) = opened else { return (flows, None) };
+    if is_stopped() {
+        return (flows, None);
+    }
+    let receive = parts.take(ReportPart::Receive, || {
+        receive_rate::measure(&mut target, model, options.is_quick, &mut progress, is_stopped)
+    });
+    (flows, receive)
+}
+
+/// The parts that are missing so far.
+struct Parts<'p> {
+    missing: Vec<MissingPart>,
+    is_stopped: &'p dyn Fn() -> bool,
+}
+
+impl Parts<'_> {
+    fn miss(&mut self, part: ReportPart, reason: String) {
+        self.missing.push(MissingPart { part, reason });
+    }
+
+    /// Runs what finds a part; a failure is noted, unless it is the end of the report.
+    fn take<T>(
+        &mut self,
+        part: ReportPart,
+        find: impl FnOnce() -> Result<Option<T>, ReportError>,
+    ) -> Option<T> {
+        match find() {
+            Ok(found) => found,
+            Err(_) if (self.is_stopped)() => None,
+            Err(error) => {
+                let reason = chain(&error);
+                progress(&format!("not measured: {reason}"));
+                self.miss(part, reason);
+                None
+            }
+        }
+    }
+}
+
+fn progress(step: &str) {
+    let _ = writeln!(io::stderr(), "report: {step}");
+}
+
+/// The report without anything that identifies the host or its network.
+fn redacted(report: &HardwareReport) -> Result<HardwareReport, ReportError> {
+    let text = |error: &dyn std::fmt::Display| ReportError::Text(error.to_string());
+    let mut value = toml::Value::try_from(report).map_err(|error| text(&error))?;
+    redact(&mut value, &private::host_name());
+    value.try_into().map_err(|error| text(&error))
+}
+
+fn redact(value: &mut toml::Value, host: &str) {
+    match value {
+        toml::Value::String(text) => *text = private::redact(text, host),
+        toml::Value::Array(values) => values.iter_mut().for_each(|value| redact(value, host)),
+        toml::Value::Table(table) => table.iter_mut().for_each(|(_, value)| redact(value, host)),
+        _ => {}
+    }
+}

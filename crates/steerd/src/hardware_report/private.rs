@@ -1,0 +1,188 @@
+//! Finds what identifies a host or its network in a text: MAC and IP addresses, GUIDs, the name of this host.
+//!
+//! Addresses that nobody has are not private: those of tests and documentation, which rows and flows use.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// The beginning of the MAC addresses of test frames (`conformance::bench`).
+const TEST_MAC: [u8; 5] = [0x02, 0x73, 0x74, 0x65, 0x65];
+/// Hexadecimal digits of a MAC address that is written without separators, and of a GUID.
+const MAC_DIGITS: usize = 12;
+const GUID_DIGITS: usize = 16;
+/// In place of what was found.
+const REDACTED: &str = "redacted";
+/// Host names that say nothing.
+const COMMON_NAMES: [&str; 3] = ["localhost", "host", "none"];
+
+/// Something private in a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PrivateWord<'t> {
+    pub(super) kind: &'static str,
+    pub(super) word: &'t str,
+}
+
+/// The name of this host; empty if the kernel does not show it.
+pub(super) fn host_name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
+}
+
+/// The first private word of a text. `host`: the name of this host.
+pub(super) fn find<'t>(text: &'t str, host: &str) -> Option<PrivateWord<'t>> {
+    words(text).find_map(|word| Some(PrivateWord { kind: kind(word, host)?, word }))
+}
+
+/// The text with everything private replaced.
+pub(super) fn redact(text: &str, host: &str) -> String {
+    let mut redacted = text.to_owned();
+    while let Some(PrivateWord { word, .. }) = find(&redacted, host) {
+        let without = redacted.replace(word, REDACTED);
+        // A host of this name.
+        if without == redacted {
+            break;
+        }
+        redacted = without;
+    }
+    redacted
+}
+
+/// The longest runs of characters that an address or a name can have.
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    let parts = text.split(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, ':' | '.' | '-' | '_')));
+    parts.map(|word| word.trim_matches(['.', '-', '_'])).filter(|word| !word.is_empty())
+}
+
+fn kind(word: &str, host: &str) -> Option<&'static str> {
+    if word == host && host.len() > 2 && !COMMON_NAMES.contains(&host) {
+        return Some("host name");
+    }
+    if let Some(mac) = mac(word, ':').or_else(|| mac(word, '-')) {
+        return (!mac.starts_with(&TEST_MAC) && mac != [0; 6] && mac != [0xff; 6]).then_some("MAC address");
+    }
+    if is_guid(word) {
+        return Some("GUID");
+    }
+    let address = word.parse::<IpAddr>().or_else(|_| word.trim_end_matches(':').parse::<IpAddr>());
+    match address {
+        Ok(address) => (!is_for_tests(address)).then_some("IP address"),
+        // A name of udev can end with the MAC address or the GUID.
+        Err(_) => has_long_number(word).then_some("MAC address or GUID"),
+    }
+}
+
+/// Six bytes with this separator.
+fn mac(word: &str, separator: char) -> Option<Vec<u8>> {
+    let parts: Vec<&str> = word.split(separator).collect();
+    let byte = |part: &&str| (part.len() == 2).then(|| u8::from_str_radix(part, 16).ok()).flatten();
+    (parts.len() == 6).then(|| parts.iter().map(byte).collect()).flatten()
+}
+
+/// Four groups of four digits, as ibv_devinfo(1) and sysfs write it.
+fn is_guid(word: &str) -> bool {
+    let parts: Vec<&str> = word.split(':').collect();
+    parts.len() == 4
+        && parts.iter().all(|part| part.len() == 4 && part.chars().all(|c| c.is_ascii_hexdigit()))
+        && parts.iter().any(|part| *part != "0000")
+}
+
+/// A run of as many digits as a MAC address or a GUID has, unless it is written as a number.
+fn has_long_number(word: &str) -> bool {
+    if word.starts_with("0x") {
+        return false;
+    }
+    let is_long = |run: &str| run.len() == MAC_DIGITS || run.len() == GUID_DIGITS;
+    word.split(|c: char| !c.is_ascii_hexdigit())
+        .any(|run| is_long(run) && run.contains(|c: char| c.is_ascii_digit()))
+}
+
+fn is_for_tests(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => {
+            address.is_documentation()
+                || address.is_unspecified()
+                || address.is_broadcast()
+                || address.is_loopback()
+                || is_for_benchmarks(address)
+        }
+        IpAddr::V6(address) => address.is_unspecified() || address.is_loopback() || is_documentation(address),
+    }
+}
+
+/// 198.18.0.0/15 (RFC 2544).
+fn is_for_benchmarks(address: Ipv4Addr) -> bool {
+    let [first, second, ..] = address.octets();
+    first == 198 && second & 0xfe == 18
+}
+
+/// 2001:db8::/32 (RFC 3849).
+fn is_documentation(address: Ipv6Addr) -> bool {
+    let [first, second, ..] = address.segments();
+    (first, second) == (0x2001, 0xdb8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(text: &str) -> Option<&'static str> {
+        find(text, "build-host7").map(|word| word.kind)
+    }
+
+    #[test]
+    fn addresses_and_names_are_found() {
+        for (text, kind) in [
+            ("link/ether 9c:63:c0:aa:01:02 brd", "MAC address"),
+            ("mac 9c-63-c0-aa-01-02.", "MAC address"),
+            ("to 10.20.30.40, refused", "IP address"),
+            ("from 10.20.30.40: refused", "IP address"),
+            ("fe80::9e63:c0ff:feaa:102", "IP address"),
+            ("guid 0c42:a103:0065:1234", "GUID"),
+            ("rocex0c42a10300651234", "MAC address or GUID"),
+            ("enx9c63c0aa0102", "MAC address or GUID"),
+            ("written on build-host7", "host name"),
+        ] {
+            assert_eq!(found(text), Some(kind), "{text}");
+        }
+    }
+
+    #[test]
+    fn versions_and_test_addresses_are_not_private() {
+        for text in [
+            "libibverbs.so.1.14.50.0",
+            "22.35.2000",
+            "6.8.0-45-generic",
+            "5.15.0-1053.61~20.04.1",
+            "completion_timestamp_mask=0xffffffffffffffff",
+            "02:73:74:65:65:72 and 192.0.2.1",
+            "198.18.1.2, 2001:db8::1, 0.0.0.0",
+            "ff:ff:ff:ff:ff:ff",
+            "rocep193s0f0",
+            "15b3:101d",
+            "2026-01-31",
+            "ibv_create_flow: IBV_FLOW_SPEC_ETH",
+        ] {
+            assert_eq!(find(text, "build-host7"), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn redacted_texts_have_nothing_private() {
+        let text =
+            redact("rocex0c42a10300651234 at 10.20.30.40 of build-host7, twice 10.20.30.40", "build-host7");
+        assert_eq!(text, "redacted at redacted of redacted, twice redacted");
+        assert_eq!(find(&text, "build-host7"), None);
+    }
+
+    #[test]
+    fn the_addresses_of_this_machine_are_found() {
+        let mut addresses = Vec::new();
+        for interface in std::fs::read_dir("/sys/class/net").expect("interfaces").flatten() {
+            let file = interface.path().join("address");
+            let address = std::fs::read_to_string(file).unwrap_or_default();
+            addresses.push(address.trim().to_owned());
+        }
+        addresses.retain(|address| address.len() == 17 && address != "00:00:00:00:00:00");
+        for address in addresses {
+            assert_eq!(found(&format!("port 1 has {address}")), Some("MAC address"), "{address}");
+        }
+    }
+}
