@@ -73,6 +73,26 @@ fn a_default_file_that_cannot_be_created_is_left_out() {
     assert_eq!(std::fs::read_to_string(&path).expect("there"), text);
 }
 
+/// The parts of `steerd devices --report`.
+#[test]
+fn evidence_is_one_object_for_a_report() {
+    let object = |part: &str| -> serde_json::Value {
+        let text = ok(&["--soft", "mlx5", "--max-flows", "16", "--evidence", part]);
+        serde_json::from_str(&text).expect("JSON")
+    };
+    let probe = object("probe");
+    let model = probe["model"].as_str().expect("a model");
+    let model = device_model::DeviceModel::parse(std::path::Path::new("model"), model).expect("a model");
+    assert_eq!(model.device.driver, "softnic");
+    assert!(probe["report"]["rows"].as_array().is_some_and(|rows| rows.len() > 100), "{probe:#}");
+    let suite = object("suite");
+    assert_eq!(suite["rows"].as_array().map(Vec::len), Some(conformance::cases().len()));
+    let alone = run(&["--evidence", "suite", "nosuch"]);
+    let complaint = String::from_utf8_lossy(&alone.stderr).into_owned();
+    assert_eq!(alone.status.code(), Some(4), "{complaint}");
+    assert!(complaint.contains("needs a peer (hint: --peer INTERFACE)"), "{complaint}");
+}
+
 #[test]
 fn a_missing_device_is_an_error() {
     let output = run(&["nosuch"]);
