@@ -263,6 +263,10 @@ impl HardwareReport {
         if let Some(point) = self.receive.as_ref().and_then(|receive| receive.points.first()) {
             parts.push(format!("{} packets/s of {} bytes", point.received_per_second, point.frame_bytes));
         }
+        let has_tried_peer = self.missing.iter().any(|missing| missing.part != ReportPart::Flows);
+        if self.suite.is_none() && !has_tried_peer && self.completeness != Completeness::Interrupted {
+            parts.push("no peer".to_owned());
+        }
         let completeness = match self.completeness {
             Completeness::Full => "complete",
             Completeness::Quick => "quick",

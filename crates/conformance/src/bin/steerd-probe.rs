@@ -99,10 +99,24 @@ fn main() -> ExitCode {
     match act(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let _ = writeln!(io::stderr(), "steerd-probe: {error}");
+            let _ = writeln!(io::stderr(), "steerd-probe: {}", chain(&*error));
             ExitCode::from(NO_DEVICE)
         }
     }
+}
+
+/// The error and those of its sources that its text does not repeat.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let part = error.to_string();
+        if !text.contains(&part) {
+            let _ = write!(text, ": {part}");
+        }
+        source = error.source();
+    }
+    text
 }
 
 /// Where the device model goes.

@@ -47,7 +47,7 @@ pub(crate) enum ReportError {
     ProbeAnswer(String),
     #[error("the device model of steerd-probe cannot be read: {0}")]
     Model(#[source] device_model::LoadError),
-    #[error("interrupted before anything was found")]
+    #[error("interrupted before anything was found, so there is no report")]
     Interrupted,
     #[error("there is no device {0} (hint: `steerd devices` lists what there is)")]
     NoDevice(String),

@@ -346,6 +346,14 @@ mod tests {
     }
 
     #[test]
+    fn a_report_without_peer_says_so() {
+        let mut report = HardwareReport { suite: None, receive: None, ..report() };
+        report.verdict = report.summary();
+        assert!(report.verdict.ends_with("; no peer"), "{}", report.verdict);
+        assert_eq!(problems(&report.text()), "");
+    }
+
+    #[test]
     fn an_altered_report_names_the_field() {
         let text = report().text();
         for (old, new, field) in [
