@@ -4,5 +4,6 @@
 mod header;
 mod libmlx5;
 mod model;
+mod packet_peer;
 mod probe;
 mod suite;
