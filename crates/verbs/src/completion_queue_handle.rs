@@ -61,8 +61,8 @@ impl CompletionQueueHandle {
         self.checksums
     }
 
-    /// Reserves the queue for the one queue that completes here already; false if there are others, which hold
-    /// handles of it. No other queue can be made that completes here.
+    /// Reserves the queue for the one queue that completes here already; false if there are others, which
+    /// hold handles of it. No other queue can be made that completes here.
     pub(crate) fn claim(self: &Arc<Self>) -> bool {
         /// Those of the poller, of the queue, and the caller's.
         const HOLDERS: usize = 3;

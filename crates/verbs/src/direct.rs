@@ -1,9 +1,9 @@
 //! Receiving from the queues of an mlx5 device without its provider's functions.
 //!
 //! The objects are made by verbs and stay theirs: their states, flows, tables and memory. Only the packet
-//! path, which takes completions and posts frames, reads and writes the rings itself. The functions of libmlx5
-//! cost three indirect calls and a fence for each completion, and wait for each completion's cache line; here
-//! a group of completions is read while the next one is fetched.
+//! path, which takes completions and posts frames, reads and writes the rings itself. The functions of
+//! libmlx5 cost three indirect calls and a fence for each completion, and wait for each completion's cache
+//! line; here a group of completions is read while the next one is fetched.
 //!
 //! `provider` asks libmlx5 for the addresses, `rings` knows the formats, `memory` the order of accesses.
 //! Other providers, and queues of other formats, are refused ([`DirectRefusal`]); they are used by

@@ -1,6 +1,6 @@
-//! Ways to receive. [`Receive`] has what a polling loop does with a receive queue. [`VerbsReceive`] does it by
-//! the functions of `ibv_cq_ex`, on every device; [`DirectReceive`] without them, on mlx5. A [`ReceivePath`]
-//! is either of them.
+//! Ways to receive. [`Receive`] has what a polling loop does with a receive queue. [`VerbsReceive`] does it
+//! by the functions of `ibv_cq_ex`, on every device; [`DirectReceive`] without them, on mlx5. A
+//! [`ReceivePath`] is either of them.
 //!
 //! A loop hands in a taker, which gets each completion of a poll in order, with its frame. So the compiler
 //! makes one loop of the path and the taker, without a call for each completion.
@@ -35,7 +35,8 @@ pub trait TakeReceives {
 pub struct Polled {
     /// Completions taken.
     pub completions: usize,
-    /// No completion was waiting at the end. False if that is not known, because another thread uses the queue.
+    /// No completion was waiting at the end. False if that is not known, because another thread uses the
+    /// queue.
     pub is_empty: bool,
 }
 

@@ -433,7 +433,8 @@ impl ReceiveQueue {
     ///
     /// # Errors
     /// The errors of [`WorkQueue::ready`], and EBUSY if somebody else used the completion queue: it can be
-    /// called again. Frames may be in `frames`, and completions with `each`, all the same. EINVAL for a completion queue that is not the queue's.
+    /// called again. Frames may be in `frames`, and completions with `each`, all the same. EINVAL for a
+    /// completion queue that is not the queue's.
     pub fn restart(
         &mut self,
         completions: &mut CompletionQueue,

@@ -5,8 +5,9 @@
 //! recovered by its worker before the event is read here; a queue whose failure shows in the event alone is
 //! recovered because this module tells the worker. So each event is matched with one recovery.
 //!
-//! A device that has failed for good, or whose events end because it was removed, ends the daemon: all objects
-//! on it are lost, and a new process makes them anew. The service manager starts one until the device is back.
+//! A device that has failed for good, or whose events end because it was removed, ends the daemon: all
+//! objects on it are lost, and a new process makes them anew. The service manager starts one until the device
+//! is back.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
