@@ -44,6 +44,8 @@ pub(crate) fn cases() -> Vec<Case> {
         case([attr, "IBV_WQS_RESET", "verbs::WorkQueue::reset", "the state after creation; after ERR, RESET empties the queue"], states),
         case([attr, "IBV_WQS_RDY", "verbs::WorkQueue::ready", "from then on, not before, frames can be posted"], states),
         case([attr, "IBV_WQS_ERR", "verbs::WorkQueue::to_error", "posted receives are flushed, and no more can be posted"], flushes),
+        case([attr, "IBV_WQS_ERR, IBV_WQS_RESET, IBV_WQS_RDY with a table and a flow", "verbs::ReceiveQueue::restart", "each frame comes back once, and packets arrive again by the same flow"], restarts)
+            .needs(Needs::Frames),
         case(["ibv_wq_attr.flags", "IBV_WQ_ATTR_FLAGS", "verbs::WorkQueue::change_flags", "stripping is enabled while packets arrive"], switch).needs(Needs::Frames).expect(
             Expected::WORKS.mlx4(Answer::UNSUPPORTED).because("kernel mlx4 qp.c, `mlx4_ib_modify_wq`: no flags"),
         ),
@@ -206,5 +208,34 @@ fn flushes(bench: &Bench<'_>) -> Outcome {
     }
     let taken = receiver.receives.post(&mut receiver.pool, &mut receiver.spare);
     ensure!(taken == 0, "{taken} frames were taken in ERR");
+    Ok(())
+}
+
+fn restarts(bench: &Bench<'_>) -> Outcome {
+    let mut receiver = Receiver::new(bench)?;
+    let _flow = receiver.flow(&bench.flow()).map_err(as_preparation)?;
+    bench.deliver([udp(1, 2)]);
+    receiver.queue.to_error()?;
+    let mut statuses = Vec::new();
+    let mut flushed = Vec::new();
+    let Receiver { receives, cq, pool, spare, .. } = &mut receiver;
+    let taken = receives.restart(cq, pool, spare, |completion, pool| {
+        statuses.push(completion.status());
+        flushed.extend(pool.reclaim(completion).ok());
+    })?;
+    spare.append(&mut flushed);
+    let received = statuses.iter().filter(|status| **status == CompletionStatus::Success).count();
+    ensure!(received == 1, "{received} packets of the 1 before the failure");
+    ensure!(
+        spare.len() == FRAMES as usize,
+        "{} frames of {FRAMES}, {taken} without a completion",
+        spare.len()
+    );
+    receives.post(pool, spare);
+    ensure!(spare.is_empty(), "{} frames are left in RDY", spare.len());
+    let sent = [udp(3, 4), udp(5, 6)];
+    bench.deliver(sent.clone());
+    let came = receiver.frames()?;
+    ensure!(came == sent, "{} frames came, or others", came.len());
     Ok(())
 }
