@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::errno::{EIO, Verb};
 use crate::nic::SoftNic;
 use crate::shared::NicShared;
-use crate::state::{QueueOwner, QueueState};
+use crate::state::{QpKind, QueueOwner, QueueState};
 
 /// The fate of the frames that are posted to a work queue when it fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +46,8 @@ struct PlannedFault {
 enum FaultKind {
     /// The first work queue that is ready.
     WorkQueue(FailedFrames),
+    /// The queue pair that has sent the longest.
+    SendQueue,
     /// The link of the first port goes down, for this time or for good.
     Link(Option<Duration>),
     Device,
@@ -59,7 +61,7 @@ impl fmt::Display for FaultPlanError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "`{}` is no fault (hint: queue@FRAMES, stuck-queue@FRAMES, link@FRAMES or device@FRAMES; of queues also \
+            "`{}` is no fault (hint: queue@FRAMES, stuck-queue@FRAMES, send-queue@FRAMES, link@FRAMES or device@FRAMES; of queues also \
              queue@FRAMES/FRAMES, again after so many more; of links also link@FRAMES+MILLISECONDS, how long it is \
              down; at most {FAULTS_MAX}, with commas between them)",
             self.0
@@ -94,11 +96,12 @@ impl PlannedFault {
         let kind = match kind {
             "queue" => FaultKind::WorkQueue(FailedFrames::Flushed),
             "stuck-queue" => FaultKind::WorkQueue(FailedFrames::Kept),
+            "send-queue" => FaultKind::SendQueue,
             "link" => FaultKind::Link(pause),
             "device" => FaultKind::Device,
             _ => return None,
         };
-        let is_queue = matches!(kind, FaultKind::WorkQueue(_));
+        let is_queue = matches!(kind, FaultKind::WorkQueue(_) | FaultKind::SendQueue);
         let is_link = matches!(kind, FaultKind::Link(_));
         let fits = (every_frames.is_none() || is_queue) && (pause.is_none() || is_link);
         (fits && every_frames != Some(0)).then_some(Self {
@@ -141,6 +144,7 @@ impl PendingFaults {
             }
             let is_made = match fault.kind {
                 FaultKind::WorkQueue(frames) => nic.fail_first_queue(frames),
+                FaultKind::SendQueue => nic.fail_first_sender(),
                 FaultKind::Link(pause) => {
                     nic.set_link(1, false);
                     *link_up = pause.map(|pause| Instant::now() + pause);
@@ -171,6 +175,19 @@ impl NicShared {
     fn fail_first_queue(&self, frames: FailedFrames) -> bool {
         let number = self.first_ready_queue();
         number.is_some_and(|number| self.fail_work_queue(number, frames))
+    }
+
+    fn fail_first_sender(&self) -> bool {
+        let mut state = self.control();
+        let pair = state.senders.first().and_then(|slot| state.qps.get(*slot));
+        let queue = pair.and_then(|pair| match &pair.kind {
+            QpKind::Raw { queue, .. } => Some(*queue),
+            QpKind::Rss { .. } => None,
+        });
+        queue.is_some_and(|queue| {
+            state.fail_queue(queue);
+            true
+        })
     }
 
     fn first_ready_queue(&self) -> Option<u32> {
@@ -256,7 +273,8 @@ mod tests {
 
     #[test]
     fn plans_are_read_and_wrong_ones_named() {
-        let plan: FaultPlan = "queue@1000/500, link@30+200,device@7,stuck-queue@1".parse().expect("a plan");
+        let plan: FaultPlan =
+            "queue@1000/500, link@30+200,device@7,stuck-queue@1,send-queue@2".parse().expect("a plan");
         let fault = |kind, after_frames, every_frames| PlannedFault { kind, after_frames, every_frames };
         let pause = Some(Duration::from_millis(200));
         let expected = [
@@ -264,6 +282,7 @@ mod tests {
             fault(FaultKind::Link(pause), 30, None),
             fault(FaultKind::Device, 7, None),
             fault(FaultKind::WorkQueue(FailedFrames::Kept), 1, None),
+            fault(FaultKind::SendQueue, 2, None),
         ];
         assert_eq!(plan.0, expected);
         assert_eq!("".parse(), Ok(FaultPlan::default()));

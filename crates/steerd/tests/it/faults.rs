@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::libmlx5;
-use crate::support::{Daemon, steerd};
+use crate::support::{Daemon, config, steerd};
 
 /// A provider, and how workers receive by it.
 #[derive(Clone, Copy)]
@@ -126,6 +126,35 @@ fn a_device_that_fails_ends_the_daemon_soon() {
         );
         assert!(log.matches("it is leaked").count() < 10, "{provider}: {log}");
         assert_eq!(summary(&text)["device"]["condition"], "failed", "{provider}: {text}");
+    }
+}
+
+const FORWARD: &str = "version = 1\n[sinks.out]\nkind = \"forward\"\nport = 1\n\
+                       [groups.g]\nworkers = \"all\"\nsinks = \"out\"\n\
+                       [[rules]]\nname = \"udp\"\nmatch = { protocol = \"udp\" }\naction = { steer = \"g\" }\n";
+
+#[test]
+fn a_failed_queue_pair_of_a_sink_is_replaced() {
+    let folder = tempfile::tempdir().expect("folder");
+    let policy = folder.path().join("p.toml");
+    std::fs::write(&policy, FORWARD).expect("written");
+    for provider in providers() {
+        let mut command = steerd();
+        command.args(["run", "--format", "json", "--config"]).arg(config().join("demo.toml"));
+        command.arg("--policy").arg(&policy);
+        command.env("STEERD_SOFTNIC__PROVIDER", provider).env("STEERD_SOFTNIC__PERSONALITY", "mlx5");
+        command.env("STEERD_SOFTNIC__FAULTS", "send-queue@20000");
+        let daemon = Daemon::start_command(&mut command);
+        let replaced = |daemon: &Daemon| daemon.state()["sinks"][0]["status"]["queue_pairs_replaced"] == "1";
+        daemon.until("another queue pair", replaced);
+        let failed = "event=\"queue_pair_failed\"";
+        daemon.until("the event", |daemon| daemon.metric("steerd_device_events_total", &[failed]) > 0.5);
+        let sent = |daemon: &Daemon| daemon.metric("steerd_port_sent_packets_total", &["port=\"1\""]);
+        let before = sent(&daemon);
+        daemon.until("packets are sent again", |daemon| sent(daemon) > before + 20_000.0);
+        let (status, text, log) = daemon.terminate();
+        assert!(status.success(), "{provider}: {log}");
+        assert_eq!(summary(&text)["accounting"]["matches"], true, "{provider}: {text}");
     }
 }
 
