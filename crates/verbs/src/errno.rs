@@ -24,7 +24,9 @@ const TABLE: &[Entry] = &[
         number: libc::ENOENT,
         name: "ENOENT",
         meaning: "no such object",
-        remedy: "an object that the flow refers to no longer exists; reload once more",
+        // Linux of 2025 and later, mlx5/core/fs_pool.c, `mlx5_fs_pool_acquire_index`: no counter is left.
+        remedy: "an object that the flow refers to no longer exists, or the device has no counter left (mlx5, kernels since 2025): \
+                 reload once more, or with fewer rules that drop",
     },
     Entry {
         number: libc::EIO,
