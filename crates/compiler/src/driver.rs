@@ -4,11 +4,11 @@
 //! |---|---|---|
 //! | `groups` | weights of workers | indirection tables |
 //! | `cover` | the matches of rules | cubes that cover them (`expand`), legal for the device (`legalize`) |
-//! | `coarsen` | cubes | wider cubes, where the device has too few flows or masks |
 //! | `subtract` | cubes, and rules that leave packets to the kernel | cubes without these packets |
 //! | `place` | rules | what their flows do: hardware, worker, or no flow |
 //! | `lower` | rules | candidates: a cube, its rule and its action, one for each hash variant |
 //! | `order` | candidates | candidates with ranks, by overlap |
+//! | `select_flows` | ranked candidates | candidates of most value, and wide ones that lead to workers, where the device has room for few |
 //! | `limit_ranks` | ranked candidates | the same with fewer ranks, where the device has few priorities |
 //! | `spread_ranks` | ranked candidates | the same with fewer flows in ranks that a priority has no room for |
 //! | `merge_masks` | ranked candidates | the same with fewer masks, where the device has room for few |
@@ -18,7 +18,7 @@
 //!
 //! Where the program does not fit on the device, less and less is demanded of the device, and workers decide
 //! more packets: with fewer shared flows and ranks (`search`), without flows that are split for exceptions,
-//! and with wider cubes (`coarsen`). No pass changes what another one reads again, and each attempt begins
+//! and with a choice of the flows (`select_flows`) for fewer and fewer masks. No pass changes what another one reads again, and each attempt begins
 //! with the rules of the policy.
 
 use std::collections::BTreeSet;
@@ -27,27 +27,33 @@ use device_model::DeviceModel;
 use program::{Program, RuleId};
 
 use crate::capacity;
-use crate::cover::{self, CoveredRule};
+use crate::cover::{self, CoveredRule, MAX_FLOWS};
 use crate::emit::assemble::{self, Placed};
 use crate::emit::separate;
 use crate::except::classes::{self, Overlaps};
 use crate::except::place::{self, ByOrder, Earlier, Placement, Prepared};
 use crate::except::subtract;
 use crate::fit::assign_priorities::{self, Assigned};
-use crate::fit::coarsen::{self, Coarse};
 use crate::fit::limit_ranks::{self, Limited, MAX_SHARED_OF_FLOW};
 use crate::fit::merge_masks;
 use crate::fit::search::{MAX_ROUNDS, Next, Round, Search};
+use crate::fit::select_flows::{self, Room};
 use crate::fit::spread_ranks;
 use crate::groups;
 use crate::job::Job;
 use crate::problem::{Problem, Problems};
 use crate::rank::lower;
 use crate::rank::order::{self, RankedFlows};
-use crate::traffic::share::{MAX_FLOWS_TRIED, Sample};
 
 /// After so many rounds in which rules that drop packets in hardware needed a worker, all of them get one.
 const MAX_ROUNDS_FOR_DROPS: u32 = 2;
+
+/// The numbers of masks that are tried after the one that a device has room for. Programs of few masks also fit
+/// where a priority has few groups, or where another program is on the device.
+const FEWER_MASKS: [usize; 3] = [128, 48, 16];
+
+/// The most selections that are tried.
+const MAX_SELECTIONS: u32 = 6;
 
 /// The findings of attempts that later ones use.
 #[derive(Clone, Default)]
@@ -73,13 +79,13 @@ enum Stage {
     Flows { has_split: bool },
 }
 
-/// The demands of an attempt on the device.
+/// The demands of an attempt on the device, from high to low.
 #[derive(Clone, Copy)]
-struct Demands {
-    /// `None`: the cubes of rules are matched as they are.
-    coarse: Option<Coarse>,
-    /// The most shared flows of one flow.
-    shared_of_flow: usize,
+enum Demands {
+    /// All flows, and at most so many shared flows of one flow.
+    AllFlows { shared_of_flow: usize },
+    /// The flows of most value for which there is room.
+    Selected(Room),
 }
 
 /// Flows with priorities, and what the passes before have decided.
@@ -93,10 +99,25 @@ struct Fitted {
 impl Demands {
     /// The search for limits of the ranking with which the flows fit.
     fn search(self, profile: &DeviceModel) -> Search {
-        match self.coarse {
-            None => Search::new(profile, self.shared_of_flow),
-            Some(_) => Search::from_narrowest(profile),
+        match self {
+            Self::AllFlows { shared_of_flow } => Search::new(profile, shared_of_flow),
+            Self::Selected(_) => Search::of_one_round(profile),
         }
+    }
+
+    /// The lower demands for a device with too little room, in the order in which they are tried. A table of
+    /// groups, or another program on the device, may leave room for few masks.
+    fn relaxations(profile: &DeviceModel) -> impl Iterator<Item = Self> {
+        let flows = profile.flows_per_program().unwrap_or(MAX_FLOWS).min(MAX_FLOWS);
+        let masks = profile.max_shapes.map_or(usize::MAX, |most| most as usize);
+        let groups = profile.priority_table.map_or(1, |table| table.groups as usize);
+        let fewer = FEWER_MASKS.into_iter().chain([groups, 1]).filter(move |fewer| *fewer < masks);
+        let ranks = profile.priorities_per_program();
+        [masks]
+            .into_iter()
+            .chain(fewer)
+            .take(MAX_SELECTIONS as usize)
+            .map(move |masks| Self::Selected(Room { masks, flows, ranks }))
     }
 }
 
@@ -145,43 +166,25 @@ impl Job<'_> {
         self.relaxed(shared_of_flow, &mut Known::default())
     }
 
-    /// Compiles with lower demands until the program fits, in the order of [`Coarse::steps`]. The problems
-    /// are those of the exact cubes.
+    /// Compiles with lower demands until the program fits, in the order of [`Demands::relaxations`]. The
+    /// problems are those of all flows.
     fn relaxed(&self, shared_of_flow: usize, known: &mut Known) -> Result<Program, Problems> {
         if !self.profile.can_steer() {
             return Err(Problem::NoSteering.into());
         }
-        let exact = Demands { coarse: None, shared_of_flow };
-        let problems = match self.attempt(exact, known) {
-            Err(problems) if problems.are_about_capacity() => problems,
+        let exact = self.attempt(Demands::AllFlows { shared_of_flow }, known);
+        let problems = match exact {
+            Err(problems) if problems.are_about_capacity() && !self.policy.groups.is_empty() => problems,
             result => return result,
         };
-        for alternatives in Coarse::steps(self.weights.is_some()) {
-            // No alternative depends on what another one has found.
-            let before = known.clone();
-            let mut fitting = Vec::new();
-            for coarse in alternatives {
-                *known = before.clone();
-                let wider = Demands { coarse: Some(coarse), ..exact };
-                fitting.extend(self.attempt(wider, known).ok());
-            }
-            if let Some(program) = self.best(fitting) {
+        for demands in Demands::relaxations(self.profile) {
+            // No attempt depends on what another one has found.
+            known.by_order.clear();
+            if let Ok(program) = self.attempt(demands, known) {
                 return Ok(program);
             }
         }
         Err(problems)
-    }
-
-    /// The program that decides most packets in hardware, of equal ones the first.
-    fn best(&self, programs: Vec<Program>) -> Option<Program> {
-        let [first, _, ..] = &*programs else { return programs.into_iter().next() };
-        let sample = Sample::of(self.policy, first, MAX_FLOWS_TRIED);
-        let percent =
-            |program: &Program| sample.hardware_percent(program, self.weights, |_| true).unwrap_or(0.0);
-        let rated = programs.into_iter().map(|program| (percent(&program), program));
-        let better =
-            |best: (f64, Program), other: (f64, Program)| if other.0 > best.0 { other } else { best };
-        rated.reduce(better).map(|(_, program)| program)
     }
 
     /// If flows were split for exceptions and the program does not fit, compiles again without splitting.
@@ -210,7 +213,6 @@ impl Job<'_> {
         if rules.len() < self.policy.rules.len() {
             return Err(Refused { problems, stage: Stage::Rules });
         }
-        let rules = coarsen::coarsen(rules, demands.coarse, self.weights);
         let (rules, exceptions) = subtract::subtract(self, rules, may_split);
         let mut overlaps = Overlaps::of(&rules);
         let next_groups = classes::next_groups(&rules, &mut overlaps, self.policy.default);
@@ -225,6 +227,7 @@ impl Job<'_> {
         prepared: &Prepared,
         earlier: &Earlier,
         by_order: &ByOrder,
+        demands: Demands,
         mut problems: Problems,
     ) -> Result<(Vec<Placement>, RankedFlows), Refused> {
         let placements = place::place(self, prepared, earlier, by_order).unwrap_or_else(|unplaced| {
@@ -236,7 +239,11 @@ impl Job<'_> {
         }
         let lowered = lower::lower(self, prepared, &placements)
             .map_err(|problem| Refused::flows(prepared, [problem], Problem::Lower))?;
-        let flows = order::order(lowered, self.apart);
+        let mut flows = order::order(lowered, self.apart);
+        if let Demands::Selected(room) = demands {
+            let selected = select_flows::select_flows(self, &prepared.rules, &flows, room);
+            flows = order::reorder(selected, self.apart);
+        }
         Ok((placements, flows))
     }
 
@@ -251,7 +258,7 @@ impl Job<'_> {
         problems: Problems,
     ) -> Result<Fitted, Refused> {
         let (mut placements, mut natural) =
-            self.ranked(prepared, &Earlier::new(), &known.by_order, problems)?;
+            self.ranked(prepared, &Earlier::new(), &known.by_order, demands, problems)?;
         let mut search = demands.search(self.profile);
         let mut rounds_for_drops = 0;
         loop {
@@ -266,7 +273,7 @@ impl Job<'_> {
                     known.drop_by_workers(&prepared.rules, &placements);
                 }
                 let none = Problems::default();
-                (placements, natural) = self.ranked(prepared, &earlier, &known.by_order, none)?;
+                (placements, natural) = self.ranked(prepared, &earlier, &known.by_order, demands, none)?;
                 continue;
             }
             let ranks = flows.ranking.ranks();
@@ -274,10 +281,17 @@ impl Job<'_> {
             let flows = merge_masks::merge_masks(self.profile, flows);
             let assigned = assign_priorities::assign_priorities(self.profile, &flows);
             let round = Round { priorities: assigned.priorities, shared_flows, ranks };
-            if let Next::Accept | Next::Refuse = search.next(round, known.rounds < MAX_ROUNDS) {
+            if let Next::Accept | Next::Refuse =
+                search.next(round, known.rounds + MAX_SELECTIONS < MAX_ROUNDS)
+            {
                 let found = capacity::flow_problems(self, &flows, &assigned);
                 return match found.is_empty() {
-                    true => Ok(Fitted { flows, assigned, placements, earlier }),
+                    true => Ok(Fitted {
+                        earlier: flows.lowered.compared(earlier, prepared.default()),
+                        flows,
+                        assigned,
+                        placements,
+                    }),
                     false => Err(Refused::flows(prepared, found, Problem::Flows)),
                 };
             }
@@ -293,7 +307,8 @@ impl Job<'_> {
         by_order: &ByOrder,
     ) -> Result<Program, Refused> {
         let Fitted { flows, assigned, placements, earlier } = fitted;
-        let placed = Placed { prepared, earlier: &earlier, by_order, placements: &placements };
+        let left = flows.lowered.left.clone();
+        let placed = Placed { prepared, earlier: &earlier, by_order, placements: &placements, left: &left };
         let program = assemble::assemble(self, &placed, overlaps, flows.lowered, &assigned)
             .map_err(|steps| Refused::flows(prepared, [steps], Problem::Steps))?;
         let mut program = separate::separate(program, self.previous, self.profile);

@@ -2,8 +2,8 @@
 //! chooses their limits.
 
 pub(crate) mod assign_priorities;
-pub(crate) mod coarsen;
 pub(crate) mod limit_ranks;
 pub(crate) mod merge_masks;
 pub(crate) mod search;
+pub(crate) mod select_flows;
 pub(crate) mod spread_ranks;

@@ -2,7 +2,7 @@
 //! class, because each costs every worker; a rule keeps the class number, which is its flow tag, that it had
 //! in the previous program.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use policy::policy::Action;
 use program::{
@@ -27,6 +27,8 @@ pub(crate) struct Placed<'p> {
     pub(crate) earlier: &'p Earlier,
     pub(crate) by_order: &'p ByOrder,
     pub(crate) placements: &'p [Placement],
+    /// The rules of which some flow has no room.
+    pub(crate) left: &'p BTreeSet<RuleId>,
 }
 
 /// Writes the program.
@@ -249,7 +251,7 @@ fn rules(
     class_of: &[ClassesOfRule],
     classes: &[Option<Class>],
 ) -> Vec<Rule> {
-    let Placed { prepared: Prepared { rules, .. }, placements, .. } = placed;
+    let Placed { prepared: Prepared { rules, .. }, placements, left, .. } = placed;
     let mut tested = vec![false; rules.len() + 1];
     for class in classes.iter().flatten() {
         if let Decide::Software(steps, otherwise) = &class.decide {
@@ -260,7 +262,8 @@ fn rules(
     let mut listed: Vec<Rule> = Vec::with_capacity(rules.len() + 1);
     for (index, (definition, rule)) in job.policy.rules.iter().zip(rules).enumerate() {
         let order = order_note(job, placed, RuleId::of(index), class_of);
-        let undecided: Vec<UndecidedKey> = rule.undecided().cloned().chain(order).collect();
+        let room = left.contains(&RuleId::of(index)).then(no_capacity);
+        let undecided: Vec<UndecidedKey> = rule.undecided().cloned().chain(order).chain(room).collect();
         let has_flows = placements[index] != Placement::Nothing;
         // Without tags, workers test for all rules; a rule without flows gets packets only from the flows of
         // earlier hybrid rules.
@@ -287,7 +290,10 @@ fn rules(
             policing: definition.policing,
         });
     }
-    let order = order_note(job, placed, RuleId::of(rules.len()), class_of);
+    let order = match left.is_empty() {
+        true => order_note(job, placed, RuleId::of(rules.len()), class_of),
+        false => Some(no_capacity()),
+    };
     let by_worker =
         job.policy.default == Action::Drop && matches!(placements.last(), Some(Placement::Steer(_)));
     listed.push(Rule {
@@ -306,6 +312,11 @@ fn rules(
         policing: Policing::default(),
     });
     listed
+}
+
+/// Notes that the device has too little room for flows.
+fn no_capacity() -> UndecidedKey {
+    UndecidedKey { key: "match".to_owned(), why: UndecidedReason::NoCapacity }
 }
 
 /// Notes that a rule is hybrid because the device has too few priorities: workers compare packets of some of

@@ -70,6 +70,13 @@ pub(crate) struct Prepared {
     pub(crate) next_groups: BTreeMap<RuleId, GroupId>,
 }
 
+impl Prepared {
+    /// The number of the default, which is after all rules.
+    pub(crate) fn default(&self) -> RuleId {
+        RuleId::of(self.rules.len())
+    }
+}
+
 /// The earlier rules with which a worker compares packets of a rule's compared flows, in ascending order; by
 /// rule, the default's at the end.
 pub(crate) type Earlier = BTreeMap<RuleId, Vec<RuleId>>;

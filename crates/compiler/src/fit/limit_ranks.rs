@@ -85,13 +85,14 @@ pub(crate) fn limit_ranks(
     }
     let below = ranks_below(lowered);
     let room = profile.flows_per_program().unwrap_or(MAX_FLOWS).min(MAX_FLOWS);
-    let Lowered { candidates, actions, queues, steering, .. } = lowered;
+    let Lowered { candidates, actions, queues, steering, covered, .. } = lowered;
     let kept = ranking.kept.len();
     let mut limiter = Limiter {
         profile,
         actions,
         queues,
         steering,
+        covered,
         most,
         kept: Vec::with_capacity(ranking.kept.len()),
         late: Vec::new(),
@@ -184,6 +185,8 @@ struct Limiter<'p> {
     actions: &'p [LoweredAction],
     queues: &'p [RssQueue],
     steering: &'p [Steering],
+    /// The rules with which workers compare packets that covers match.
+    covered: &'p [RuleId],
     most: u32,
     kept: Vec<Ranked>,
     late: Vec<Late>,
@@ -345,7 +348,12 @@ impl Limiter<'_> {
                 continue;
             }
             // Hash variants of one rule: their order changes the worker, not the outcome.
-            if other.rule == of.rule || self.ranks.are_apart(other.rule, of.rule) {
+            let is_own = other.rule == of.rule && other.is_cover == of.is_cover;
+            if is_own || self.ranks.are_apart(other.rule, of.rule) {
+                continue;
+            }
+            if other.is_cover {
+                self.covered.iter().for_each(|rule| open.add(*rule, self.group(other.action)));
                 continue;
             }
             // Comparing with more rules than needed is right.
@@ -536,6 +544,7 @@ mod tests {
             action: ActionId(2),
             traps: true,
             is_compared: false,
+            is_cover: false,
         };
         let candidates: Vec<Candidate> = cubes.iter().enumerate().map(candidate).collect();
         let queue = RssQueue {
@@ -546,8 +555,15 @@ mod tests {
         };
         let actions =
             vec![LoweredAction::Drop, LoweredAction::Pass, LoweredAction::Steer(program::QueueId(0))];
-        let mut lowered =
-            Lowered { candidates, actions, steering: Vec::new(), queues: vec![queue], sniffer: None };
+        let mut lowered = Lowered {
+            candidates,
+            actions,
+            steering: Vec::new(),
+            queues: vec![queue],
+            sniffer: None,
+            left: BTreeSet::new(),
+            covered: Vec::new(),
+        };
         let steering = Steering { group: GroupId(0), packets: Cube::ANY, action: ActionId(2) };
         lowered.steering.push(steering);
         let limits = Limits { ranks: RANKS, shared_flows: usize::MAX, shared_of_flow };

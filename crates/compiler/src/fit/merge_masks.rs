@@ -15,7 +15,7 @@ use crate::rank::order::{Ranked, RankedFlows, Ranking};
 use crate::specs::Reading;
 
 /// The most bits by which two masks may differ: a flow becomes two to that power.
-const MAX_BITS: u32 = 12;
+pub(crate) const MAX_BITS: u32 = 12;
 
 /// How often merged masks are merged again.
 const MAX_ROUNDS: usize = 16;
@@ -352,7 +352,7 @@ impl Family {
 }
 
 /// Bits by which a flow may be split: those of numbers that imply nothing about other fields.
-fn splittable() -> Image {
+pub(crate) fn splittable() -> Image {
     let fields = [SRC_PORT, DST_PORT, TOS, TTL, DST_HIGH, SRC_HIGH, DST_LOW, SRC_LOW];
     fields
         .into_iter()
@@ -386,7 +386,7 @@ fn split(
 }
 
 /// The cube split by all bits that the mask has beyond its own.
-fn parts(cube: &Cube, mask: &Image) -> Vec<Cube> {
+pub(crate) fn parts(cube: &Cube, mask: &Image) -> Vec<Cube> {
     let mut parts = vec![*cube];
     for (word, mask) in mask.iter().enumerate() {
         let mut extra = mask & !cube.mask[word];
@@ -413,7 +413,14 @@ mod tests {
     use crate::rank::lower::ActionId;
 
     fn candidate(cube: Cube, rule: usize) -> Candidate {
-        Candidate { cube, rule: RuleId::of(rule), action: ActionId(0), traps: true, is_compared: false }
+        Candidate {
+            cube,
+            rule: RuleId::of(rule),
+            action: ActionId(0),
+            traps: true,
+            is_compared: false,
+            is_cover: false,
+        }
     }
 
     /// The first candidates, all of one rank.

@@ -6,8 +6,7 @@ use device_model::DeviceModel;
 
 use crate::fit::limit_ranks::Limits;
 
-/// The most rounds for one policy. Beyond them only the narrowest limits are tried, in one round for each
-/// set of cubes.
+/// The most rounds for one policy. Beyond them only the narrowest limits are tried.
 pub(crate) const MAX_ROUNDS: u32 = 24;
 
 /// Shared flows are left out at once where a part of them would be so few.
@@ -46,20 +45,20 @@ pub(crate) struct Search {
     fits: u32,
     /// A number that is known not to fit.
     fails: u32,
+    is_one_round: bool,
 }
 
 impl Search {
     pub(crate) fn new(profile: &DeviceModel, shared_of_flow: usize) -> Self {
         let offered = profile.priorities_per_program();
         let limits = Limits { ranks: offered, shared_flows: usize::MAX, shared_of_flow };
-        Self { offered, limits, all: 0, fits: 0, fails: offered + 1 }
+        Self { offered, limits, all: 0, fits: 0, fails: offered + 1, is_one_round: false }
     }
 
-    /// One that begins with the narrowest limits: if these do not fit, nothing does.
-    pub(crate) fn from_narrowest(profile: &DeviceModel) -> Self {
-        let mut search = Self::new(profile, 0);
-        search.limits = Limits { ranks: 1, shared_flows: 0, ..search.limits };
-        search
+    /// One round without shared flows, which may have new masks.
+    pub(crate) fn of_one_round(profile: &DeviceModel) -> Self {
+        let search = Self::new(profile, 0);
+        Self { limits: Limits { shared_flows: 0, ..search.limits }, is_one_round: true, ..search }
     }
 
     /// The limits of the next round.
@@ -74,6 +73,9 @@ impl Search {
         let is_known = tried.ranks == self.fits || round.ranks < tried.ranks;
         if has_room && (tried.shared_flows > 0 || is_known) {
             return Next::Accept;
+        }
+        if self.is_one_round {
+            return if has_room { Next::Accept } else { Next::Refuse };
         }
         let first = tried.shared_flows == usize::MAX;
         if first {
@@ -134,16 +136,18 @@ mod tests {
         }
     }
 
-    fn searches() -> [Search; 2] {
-        let mlx5 = DeviceModel { priorities: 9, ..DeviceModel::mlx5() };
-        [Search::new(&mlx5, 9), Search::from_narrowest(&mlx5)]
+    fn mlx5() -> DeviceModel {
+        DeviceModel { priorities: 9, ..DeviceModel::mlx5() }
+    }
+
+    fn search() -> Search {
+        Search::new(&mlx5(), 9)
     }
 
     #[test]
     fn as_many_shared_flows_as_there_is_room_for_are_kept() {
         let of = |most, made| {
-            let [search, _] = searches();
-            let (tried, next) = tried(search, |ranks| ranks, (most, made), 99);
+            let (tried, next) = tried(search(), |ranks| ranks, (most, made), 99);
             assert_eq!(next, Next::Accept);
             tried
         };
@@ -157,36 +161,33 @@ mod tests {
     #[test]
     fn the_most_ranks_that_fit_are_found_in_few_rounds() {
         for most in 1..=7 {
-            for search in searches() {
-                let steep = |ranks| if ranks > most { 30 } else { ranks };
-                let (all, next) = tried(search, steep, (0, 8_000), 99);
-                assert_eq!((all.last(), next), (Some(&(most, 0)), Next::Accept));
-                assert!(all.len() <= 10, "{all:?}");
-            }
-            let [search, narrowest] = searches();
-            let (all, _) = tried(search, |ranks| ranks + 8 - most, (0, 8_000), 99);
-            assert!(all.len() <= 5 && all.last() == Some(&(most, 0)), "{all:?}");
-            let (all, _) = tried(narrowest, |ranks| ranks + 8 - most, (0, 8_000), 99);
+            let steep = |ranks| if ranks > most { 30 } else { ranks };
+            let (all, next) = tried(search(), steep, (0, 8_000), 99);
+            assert_eq!((all.last(), next), (Some(&(most, 0)), Next::Accept));
+            assert!(all.len() <= 10, "{all:?}");
+            let (all, _) = tried(search(), |ranks| ranks + 8 - most, (0, 8_000), 99);
             assert!(all.len() <= 5 && all.last() == Some(&(most, 0)), "{all:?}");
         }
     }
 
     #[test]
     fn a_device_without_room_refuses() {
-        let [search, narrowest] = searches();
-        let (all, next) = tried(search, |_| 9, (0, 8_000), 99);
+        let (all, next) = tried(search(), |_| 9, (0, 8_000), 99);
         assert_eq!((all.last(), next), (Some(&(1, 0)), Next::Refuse));
         assert!(all.len() <= 9, "{all:?}");
-        assert_eq!(tried(narrowest, |_| 9, (0, 0), 99), (vec![(1, 0)], Next::Refuse));
+    }
+
+    #[test]
+    fn one_round_fits_or_is_refused() {
+        let one = || Search::of_one_round(&mlx5());
+        assert_eq!(tried(one(), |_| 8, (0, 8_000), 99), (vec![(8, 0)], Next::Accept));
+        assert_eq!(tried(one(), |_| 9, (0, 8_000), 99), (vec![(8, 0)], Next::Refuse));
     }
 
     #[test]
     fn without_more_rounds_only_the_narrowest_limits_follow() {
         let steep = |ranks| if ranks > 3 { 30 } else { ranks };
-        let [search, _] = searches();
-        assert_eq!(tried(search, steep, (0, 8_000), 1), (vec![(8, 8_000), (1, 0)], Next::Accept));
-        let [search, narrowest] = searches();
-        assert_eq!(tried(search, |_| 9, (0, 8_000), 1), (vec![(8, 8_000), (1, 0)], Next::Refuse));
-        assert_eq!(tried(narrowest, steep, (0, 0), 0), (vec![(1, 0)], Next::Accept));
+        assert_eq!(tried(search(), steep, (0, 8_000), 1), (vec![(8, 8_000), (1, 0)], Next::Accept));
+        assert_eq!(tried(search(), |_| 9, (0, 8_000), 1), (vec![(8, 8_000), (1, 0)], Next::Refuse));
     }
 }

@@ -2,7 +2,7 @@
 //! cubes of a rule that steers are split by the hash variants of its group, because a queue pair hashes the
 //! fields of one variant.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use device_model::DeviceModel;
 use program::{Group, GroupId, HashVariant, QueueId, RssQueue, RuleId};
@@ -10,7 +10,7 @@ use program::{Group, GroupId, HashVariant, QueueId, RssQueue, RuleId};
 use crate::cover::legalize::comes_last;
 use crate::cover::{MAX_FLOWS, everything};
 use crate::cube::{Cube, Image, SENT};
-use crate::except::place::{Placement, Prepared};
+use crate::except::place::{Earlier, Placement, Prepared};
 use crate::groups::{self, Variant};
 use crate::job::Job;
 use crate::mask_index::ByMask;
@@ -44,6 +44,9 @@ pub(crate) struct Candidate {
     pub(crate) traps: bool,
     /// Whether a worker compares its packets with earlier rules, because the device has too few priorities.
     pub(crate) is_compared: bool,
+    /// Whether it leads packets of flows that the device has no room for to a worker. Covers have the rule of
+    /// the default and come before its flows.
+    pub(crate) is_cover: bool,
 }
 
 /// The packets that a queue pair of a group receives.
@@ -77,6 +80,11 @@ pub(crate) struct Lowered {
     pub(crate) queues: Vec<RssQueue>,
     /// The rule whose flow gets a copy of all packets, and its queue.
     pub(crate) sniffer: Option<(RuleId, QueueId)>,
+    /// The rules of which some flow has no room, so that workers decide its packets.
+    pub(crate) left: BTreeSet<RuleId>,
+    /// The rules whose packets covers match, in ascending order: those, the ones behind the covers, and some
+    /// that leave their packets to the kernel.
+    pub(crate) covered: Vec<RuleId>,
 }
 
 impl ActionId {
@@ -104,11 +112,32 @@ impl Lowered {
     /// How general the hash variant of a candidate is: the more general ones of a rule rank below the others.
     pub(crate) fn generality(&self, candidate: &Candidate) -> u32 {
         let LoweredAction::Steer(queue) = self.actions[candidate.action.0 as usize] else { return 0 };
+        self.variant_generality(queue)
+    }
+
+    /// How general the hash variant of a queue pair is.
+    pub(crate) fn variant_generality(&self, queue: QueueId) -> u32 {
         match self.queues[queue.index()].variant {
             HashVariant::V4Tcp | HashVariant::V4Udp | HashVariant::V6Tcp | HashVariant::V6Udp => 0,
             HashVariant::V4 | HashVariant::V6 => 1,
             HashVariant::Other | HashVariant::All => 2,
         }
+    }
+
+    /// Adds the rules that packets of covers are compared with, for the class of the default.
+    pub(crate) fn compared(&self, mut earlier: Earlier, default: RuleId) -> Earlier {
+        if !self.covered.is_empty() {
+            let compared = earlier.entry(default).or_default();
+            compared.extend(&self.covered);
+            compared.sort_unstable();
+            compared.dedup();
+        }
+        earlier
+    }
+
+    /// Whether the device drops the packets of a candidate.
+    pub(crate) fn is_dropped(&self, id: CandidateId) -> bool {
+        matches!(self.action(id), LoweredAction::Drop)
     }
 
     pub(crate) fn action(&self, id: CandidateId) -> LoweredAction {
@@ -177,7 +206,15 @@ impl<'v> Lowering<'v> {
                 queues.push(RssQueue { group: id, variant: *variant, fields: *fields, table });
             }
         }
-        let lowered = Lowered { candidates: Vec::new(), actions, steering, queues, sniffer: None };
+        let lowered = Lowered {
+            candidates: Vec::new(),
+            actions,
+            steering,
+            queues,
+            sniffer: None,
+            left: BTreeSet::new(),
+            covered: Vec::new(),
+        };
         Self { lowered, variants, action_of }
     }
 
@@ -220,7 +257,8 @@ impl<'v> Lowering<'v> {
     }
 
     fn push(&mut self, cubes: impl Iterator<Item = Cube>, rule: RuleId, action: ActionId, traps: bool) {
-        let candidates = cubes.map(|cube| Candidate { cube, rule, action, traps, is_compared: false });
+        let candidates =
+            cubes.map(|cube| Candidate { cube, rule, action, traps, is_compared: false, is_cover: false });
         let room = (MAX_FLOWS + 1).saturating_sub(self.lowered.candidates.len());
         self.lowered.candidates.extend(candidates.take(room));
     }

@@ -59,6 +59,11 @@ pub(crate) fn order(lowered: Lowered, apart: Option<(RuleId, RuleId)>) -> Ranked
     RankedFlows { lowered, ranking }
 }
 
+/// Ranks candidates that were chosen from those of an order before.
+pub(crate) fn reorder(chosen: Lowered, apart: Option<(RuleId, RuleId)>) -> RankedFlows {
+    order(chosen, apart)
+}
+
 /// The ranks of candidates, and those that are kept.
 fn ranking(candidates: &[Candidate], apart: Option<(RuleId, RuleId)>) -> Ranking {
     let mut ranks = Ranks::new(apart);
@@ -212,9 +217,9 @@ impl Ranks {
     }
 }
 
-/// Flows of one rule with equal actions may overlap at one rank.
-fn order_matters(one: &Candidate, other: &Candidate) -> bool {
-    one.rule != other.rule || one.action != other.action
+/// Flows of one rule with equal actions may overlap at one rank, but for covers and flows of the default.
+pub(crate) fn order_matters(one: &Candidate, other: &Candidate) -> bool {
+    one.rule != other.rule || one.action != other.action || one.is_cover != other.is_cover
 }
 
 #[cfg(test)]
@@ -232,7 +237,14 @@ mod tests {
     }
 
     fn candidate(cube: Cube, rule: usize, action: u32, traps: bool) -> Candidate {
-        Candidate { cube, rule: RuleId::of(rule), action: ActionId(action), traps, is_compared: false }
+        Candidate {
+            cube,
+            rule: RuleId::of(rule),
+            action: ActionId(action),
+            traps,
+            is_compared: false,
+            is_cover: false,
+        }
     }
 
     fn kept(candidates: &[Candidate]) -> Vec<(usize, u32)> {

@@ -35,6 +35,13 @@ pub(crate) fn worker_ps(class: Option<&Class>, comparisons: Option<u64>) -> u64 
     }
 }
 
+/// The time of a worker that is saved if the device decides a packet instead of a class of many rules, in
+/// picoseconds. A worker also receives packets that the device steers to it.
+pub(crate) fn saved_ps(is_dropped: bool) -> u64 {
+    let CostModel { receive, parse, search, .. } = MEASURED;
+    parse + search + if is_dropped { receive } else { 0 }
+}
+
 /// The mean time per packet in nanoseconds; 0 if there are no packets.
 pub(crate) fn mean_ns(ps: u64, packets: u64) -> f64 {
     ps as f64 / PS_PER_NS / packets.max(1) as f64

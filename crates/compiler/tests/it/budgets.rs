@@ -16,7 +16,7 @@ use policy::import::{ClassBench, classbench_with};
 use policy::{NoFiles, Policy, Source};
 use program::{Class, Decide, Outcome, Placement, Predicate, Program, Step};
 
-const SETS_1K: [&str; 5] = ["acl_1k", "acl1_1k", "acl5_1k", "fw1_1k", "ipc1_1k"];
+pub(crate) const SETS_1K: [&str; 5] = ["acl_1k", "acl1_1k", "acl5_1k", "fw1_1k", "ipc1_1k"];
 const SETS_10K: [&str; 2] = ["acl1_10k", "ipc1_10k"];
 /// The least share of packets decided in hardware, of those drawn from the rules.
 const GOAL: f64 = 0.9;
@@ -25,14 +25,14 @@ const GOAL: f64 = 0.9;
 const ROUNDS: usize = 3;
 
 /// A rule set as a policy, and packets drawn from its rules.
-struct Set {
-    policy: Policy,
+pub(crate) struct Set {
+    pub(crate) policy: Policy,
     packets: Vec<DeepKey>,
-    lines: Vec<Line>,
+    pub(crate) lines: Vec<Line>,
 }
 
 impl Set {
-    fn read(path: &Path, per_rule: usize) -> Self {
+    pub(crate) fn read(path: &Path, per_rule: usize) -> Self {
         Self::of(&std::fs::read_to_string(path).expect("the set can be read"), per_rule)
     }
 
@@ -67,7 +67,7 @@ impl Set {
     }
 
     /// The first rule that matches each packet, by trying all in turn.
-    fn expected(&self) -> Vec<usize> {
+    pub(crate) fn expected(&self) -> Vec<usize> {
         let predicates: Vec<Predicate> =
             self.policy.rules.iter().map(|rule| Predicate::of(&rule.matches)).collect();
         let first = |key| predicates.iter().position(|predicate| predicate.matches_deep(key));
@@ -95,7 +95,7 @@ impl Random {
 }
 
 /// One line of a set.
-struct Line {
+pub(crate) struct Line {
     /// Source, destination, source ports, destination ports, protocols.
     ranges: [(u64, u64); 5],
 }
@@ -118,7 +118,7 @@ impl Line {
         Self { ranges: [prefix(columns[0]), prefix(columns[1]), ports(2, 4), ports(5, 7), protocols] }
     }
 
-    fn overlaps(&self, other: &Self) -> bool {
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
         let pairs = self.ranges.iter().zip(&other.ranges);
         pairs.fold(true, |all, (one, other)| all & (one.0 <= other.1) & (other.0 <= one.1))
     }
@@ -151,7 +151,7 @@ impl Line {
 }
 
 /// Checks the outcome of every packet. Returns the share of those that the device decides.
-fn hardware_share(set: &Set, expected: &[usize], program: &Program) -> f64 {
+pub(crate) fn hardware_share(set: &Set, expected: &[usize], program: &Program) -> f64 {
     let mut in_hardware = 0;
     for (key, expected) in set.packets.iter().zip(expected) {
         let explained = program.explain_deep(key);
@@ -162,7 +162,7 @@ fn hardware_share(set: &Set, expected: &[usize], program: &Program) -> f64 {
     in_hardware as f64 / set.packets.len() as f64
 }
 
-fn compile(policy: &Policy, profile: &DeviceModel) -> Program {
+pub(crate) fn compile(policy: &Policy, profile: &DeviceModel) -> Program {
     let program = compiler::compile(policy, profile, 4);
     program.unwrap_or_else(|problems| panic!("{}: {problems}", profile.name))
 }

@@ -9,6 +9,7 @@ mod deciders;
 mod device_room;
 mod exceptions;
 mod explain;
+mod few_flows;
 mod golden;
 mod judge;
 mod lost;

@@ -1,0 +1,129 @@
+//! The choice of flows where the device has room for fewer than there are. Flows are split into flows of other
+//! masks, or left to workers, one mask or one flow at a time and the cheapest first, until the rest fits. Wide
+//! *cover* flows behind all chosen ones lead the packets of the others to a worker, whose class compares them
+//! with the rules of these.
+//!
+//! Why it is right: a flow is only left to workers together with all later flows that share packets with it,
+//! but for packets that still earlier flows take. So the first flow of a packet, in the order of the policy,
+//! is chosen, and then all chosen flows with the packet decide as before; or it is not, and then no flow with
+//! the packet is chosen, and the packet meets a cover. The rules at the end that match packets by their
+//! headers alone come behind the covers, as the default does: they overlap nearly all flows.
+//!
+//! The cost of a step is the time that workers take for the packets of the flows that it leaves to them. A flow
+//! has a price, so that splitting flows of a rare mask is compared with leaving them to workers. Several prices
+//! are tried, and the choice of most value is taken.
+
+mod covers;
+mod graph;
+mod reduce;
+
+use crate::cover::CoveredRule;
+use crate::cube::{Cube, DST_IPV4, HAS_IPV4, Image, WORDS};
+use crate::job::Job;
+use crate::rank::lower::{Candidate, Lowered};
+use crate::rank::order::RankedFlows;
+use crate::specs::Reading;
+
+use graph::{Graph, Items};
+use reduce::{MaskClass, Reduction};
+
+/// The most flows to choose from: the memory for their overlaps is quadratic. With more, all flows are left to
+/// workers.
+const MAX_ITEMS: usize = 1 << 15;
+
+/// The prices of a flow that are tried, in parts of the mean value that a flow needs to have where the device
+/// is full.
+const PRICES: [f64; 8] = [0.5, 1.0, 0.35, 0.25, 0.17, 0.12, 0.06, 0.03];
+
+/// The part of the device that is kept free for covers: one in so many flows and masks.
+const COVER_PART: usize = 16;
+
+/// The room for the flows of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// The most different masks.
+    pub(crate) masks: usize,
+    /// The most flows.
+    pub(crate) flows: usize,
+    /// The most ranks.
+    pub(crate) ranks: u32,
+}
+
+/// The mask of a flow as a device counts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct MaskKey {
+    mask: Image,
+    is_sent: bool,
+    /// Whether the flow has an Ethernet spec because its address is multicast.
+    is_multicast: bool,
+}
+
+impl MaskKey {
+    fn of(candidate: &Candidate, reading: Reading) -> Self {
+        let Candidate { cube, .. } = candidate;
+        Self {
+            mask: reading.as_matched(cube).matchable_mask(),
+            is_sent: candidate.is_sent(),
+            is_multicast: cube.has(HAS_IPV4) && cube.value_of(DST_IPV4) >> 28 == 0xe,
+        }
+    }
+
+    /// The bits that have to be equal for flows of one mask to be split into those of another one. An address
+    /// that may be multicast or not is not split, because its parts would have different specs.
+    fn family(&self, splittable: &Image) -> Vec<u64> {
+        let bits = |mask: u64| Cube::ANY.with(DST_IPV4, 0, mask).map_or([0; WORDS], |cube| cube.mask);
+        let (top, address) = (bits(0xf << 28), bits(DST_IPV4.ones()));
+        let is_open = (0..WORDS).any(|word| top[word] & !self.mask[word] != 0);
+        let kept = |word: usize| match is_open {
+            true => self.mask[word] & (!splittable[word] | address[word]),
+            false => self.mask[word] & !splittable[word],
+        };
+        let flags = [is_open, self.is_sent, self.is_multicast].map(u64::from);
+        (0..WORDS).map(kept).chain(flags).collect()
+    }
+}
+
+/// Chooses flows for the room, of those that [`order`](crate::rank::order) has kept.
+pub(crate) fn select_flows(job: &Job<'_>, rules: &[CoveredRule], flows: &RankedFlows, room: Room) -> Lowered {
+    let items = Items::of(job, flows);
+    let reserve = covers::reserve(&flows.lowered, &items, room);
+    let inner = Room {
+        masks: room.masks.saturating_sub(reserve.masks),
+        flows: room.flows.saturating_sub(reserve.flows),
+        ranks: room.ranks.saturating_sub(reserve.ranks),
+    };
+    let chosen = (items.list.len() <= MAX_ITEMS).then(|| best_choice(job, flows, &items, inner)).flatten();
+    let covered = chosen.and_then(|chosen| covers::cover_flows(job, rules, flows, &items, &chosen, room));
+    covered.unwrap_or_else(|| {
+        let nothing = Choice::nothing(&items);
+        covers::cover_everything(job, rules, flows, &items, &nothing)
+    })
+}
+
+/// The masks into which chosen flows are split, by item; `None`: a worker decides its packets.
+struct Choice {
+    into: Vec<Option<Image>>,
+    value: f64,
+}
+
+impl Choice {
+    fn nothing(items: &Items) -> Self {
+        let pinned = |item: &graph::Item| item.is_pinned.then_some(item.key.mask);
+        Self { into: items.list.iter().map(pinned).collect(), value: 0.0 }
+    }
+}
+
+/// The choice of most value for any of the prices; `None`: what has to be chosen does not fit.
+fn best_choice(job: &Job<'_>, flows: &RankedFlows, items: &Items, room: Room) -> Option<Choice> {
+    let graph = Graph::of(job, flows, items);
+    let classes = MaskClass::all(items);
+    // Without too many masks, no flow is split.
+    let prices = if classes.len() <= room.masks { &PRICES[..1] } else { &PRICES[..] };
+    let total: f64 = items.list.iter().map(|item| item.value).sum();
+    let of_price = |price: &f64| {
+        let per_flow = price * total / room.flows.max(1) as f64;
+        Reduction::new(items, &graph, classes.clone(), per_flow).choose(room)
+    };
+    let choices = prices.iter().filter_map(of_price);
+    choices.reduce(|best, other| if other.value > best.value { other } else { best })
+}

@@ -1,0 +1,216 @@
+//! Covers: wide flows by which workers receive the packets of flows that were not chosen. They are as narrow as
+//! there is room for, because they also match packets that the policy leaves to the kernel.
+
+use std::collections::BTreeSet;
+
+use program::{GroupId, RuleId};
+
+use super::graph::{Item, Items};
+use super::{COVER_PART, Choice, MaskKey, Room};
+use crate::cover::{CoveredRule, everything};
+use crate::cube::{Cube, DST_HIGH, DST_IPV4, DST_LOW, HAS_IPV4, HAS_IPV6, SRC_HIGH, SRC_IPV4, SRC_LOW, Slot};
+use crate::fit::merge_masks::parts;
+use crate::job::Job;
+use crate::mask_index::MaskIndex;
+use crate::rank::lower::{Candidate, Lowered, LoweredAction, Steering};
+use crate::rank::order::RankedFlows;
+use crate::specs::{self, Reading};
+
+/// The part of a flow's match that its cover has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Width {
+    /// The addresses and the IP version; the lengths of prefixes are rounded down to multiples.
+    Addresses {
+        multiple: u32,
+    },
+    /// The IP version.
+    Family,
+    Everything,
+}
+
+/// From narrow to wide.
+const WIDTHS: [Width; 5] = [
+    Width::Addresses { multiple: 1 },
+    Width::Addresses { multiple: 8 },
+    Width::Addresses { multiple: 16 },
+    Width::Family,
+    Width::Everything,
+];
+
+/// The room to keep free for covers.
+pub(super) fn reserve(lowered: &Lowered, items: &Items, room: Room) -> Room {
+    let groups: BTreeSet<GroupId> = lowered.steering.iter().map(|steering| steering.group).collect();
+    let variants = |group: &GroupId| lowered.steering.iter().filter(|own| own.group == *group).count();
+    let variants = groups.iter().map(variants).max().unwrap_or(0);
+    let behind: BTreeSet<u32> = items.behind.iter().map(|ranked| ranked.rank).collect();
+    let masks = if room.masks == usize::MAX { 0 } else { variants.max(room.masks / COVER_PART) };
+    // There are far fewer ranks than 2^32.
+    let ranks = ranks(lowered).min(room.ranks / 2) + behind.len() as u32;
+    Room { masks, flows: variants.max(room.flows / COVER_PART), ranks }
+}
+
+/// The chosen flows with the narrowest covers for which there is room.
+pub(super) fn cover_flows(
+    job: &Job<'_>,
+    rules: &[CoveredRule],
+    flows: &RankedFlows,
+    items: &Items,
+    choice: &Choice,
+    room: Room,
+) -> Option<Lowered> {
+    let widths = WIDTHS.iter().map(|width| covered(job, rules, flows, items, choice, *width));
+    widths.into_iter().find(|lowered| {
+        let reading = Reading::of(job.profile);
+        let masks: BTreeSet<MaskKey> =
+            lowered.candidates.iter().map(|candidate| MaskKey::of(candidate, reading)).collect();
+        lowered.candidates.len() <= room.flows && masks.len() <= room.masks
+    })
+}
+
+/// The chosen flows with a cover of everything.
+pub(super) fn cover_everything(
+    job: &Job<'_>,
+    rules: &[CoveredRule],
+    flows: &RankedFlows,
+    items: &Items,
+    choice: &Choice,
+) -> Lowered {
+    covered(job, rules, flows, items, choice, Width::Everything)
+}
+
+/// The chosen flows, those that have no choice, and covers of this width between them and the last flows.
+fn covered(
+    job: &Job<'_>,
+    rules: &[CoveredRule],
+    flows: &RankedFlows,
+    items: &Items,
+    choice: &Choice,
+    width: Width,
+) -> Lowered {
+    let Lowered { candidates, actions, steering, queues, sniffer, .. } = &flows.lowered;
+    let mut made: Vec<Candidate> = Vec::with_capacity(candidates.len());
+    for (item, into) in items.list.iter().zip(&choice.into) {
+        let whole = candidates[item.id.index()];
+        // The order of these flows among those without a choice does not matter, but for copies.
+        let cubes = into.map(|mask| parts(&whole.cube, &mask));
+        made.extend(cubes.into_iter().flatten().map(|cube| Candidate { cube, ..whole }));
+    }
+    made.extend(items.fixed.iter().map(|id| candidates[id.index()]));
+    made.sort_by_key(|candidate| candidate.rule);
+    let left: BTreeSet<RuleId> = items
+        .list
+        .iter()
+        .zip(&choice.into)
+        .filter(|(_, into)| into.is_none())
+        .map(|(item, _)| item.rule)
+        .collect();
+    let covers = covers(job, &flows.lowered, items, choice, width);
+    made.extend(covers);
+    made.extend(items.behind.iter().map(|ranked| candidates[ranked.id.index()]));
+    let has_flows: BTreeSet<RuleId> = candidates.iter().map(|candidate| candidate.rule).collect();
+    // Covers also match packets of the rules behind them, and of rules without flows, which leave packets to
+    // the kernel.
+    let behind: BTreeSet<RuleId> =
+        items.behind.iter().map(|ranked| candidates[ranked.id.index()].rule).collect();
+    let is_covered = |rule: &RuleId| {
+        left.contains(rule)
+            || behind.contains(rule)
+            || !has_flows.contains(rule) && rules[rule.index()].decides()
+    };
+    let covered = (0..rules.len()).map(RuleId::of).filter(|rule| !left.is_empty() && is_covered(rule));
+    let covered = covered.collect();
+    Lowered {
+        candidates: made,
+        actions: actions.clone(),
+        steering: steering.clone(),
+        queues: queues.clone(),
+        sniffer: *sniffer,
+        left,
+        covered,
+    }
+}
+
+/// The covers of the flows that are left to workers, specific hash variants first. All have one class, so that
+/// their order changes the worker of a packet and nothing else.
+fn covers(job: &Job<'_>, lowered: &Lowered, items: &Items, choice: &Choice, width: Width) -> Vec<Candidate> {
+    let left = || items.list.iter().zip(&choice.into).filter(|(_, into)| into.is_none());
+    let own_group = |item: &Item| match lowered.action(item.id) {
+        LoweredAction::Steer(queue) => Some(lowered.queues[queue.index()].group),
+        LoweredAction::Drop | LoweredAction::Pass => None,
+    };
+    let usual = left().find_map(|(item, _)| own_group(item)).unwrap_or(GroupId(0));
+    let may_differ = ranks(lowered) <= job.profile.priorities_per_program() / 2;
+    let (mut known, mut made) = (MaskIndex::default(), Vec::new());
+    for (item, _) in left() {
+        let cube = widened(&lowered.candidate(item.id).cube, width);
+        if known.is_contained(&cube, usize::MAX, &mut 0) {
+            continue;
+        }
+        known.add(&cube, true, made.len(), 0);
+        let group = own_group(item).filter(|_| may_differ).unwrap_or(usual);
+        made.extend(variants(job, lowered, &cube, group));
+    }
+    made.sort_by_key(|cover: &Candidate| (lowered.generality(cover), cover.action.index()));
+    made
+}
+
+/// The most ranks that covers take: for each group those of its hash variants.
+fn ranks(lowered: &Lowered) -> u32 {
+    let groups: BTreeSet<GroupId> = lowered.steering.iter().map(|steering| steering.group).collect();
+    let degrees: BTreeSet<u32> = lowered
+        .steering
+        .iter()
+        .filter_map(|steering| match lowered.actions[steering.action.index()] {
+            LoweredAction::Steer(queue) => Some(lowered.variant_generality(queue)),
+            LoweredAction::Drop | LoweredAction::Pass => None,
+        })
+        .collect();
+    // There are far fewer than 2^32.
+    (groups.len() * degrees.len()) as u32
+}
+
+/// A cover by the hash variants of a group.
+fn variants(job: &Job<'_>, lowered: &Lowered, cube: &Cube, group: GroupId) -> Vec<Candidate> {
+    let reading = Reading::of(job.profile);
+    let rule = RuleId::of(job.policy.rules.len());
+    let mut made = Vec::new();
+    for Steering { packets, action, .. } in lowered.steering.iter().filter(|own| own.group == group) {
+        let Some(part) = cube.and(packets) else { continue };
+        // More general variants have the packets of one for which a flow has too few specs.
+        if specs::spec_count(&part, reading) + specs::ACTION_SPECS <= job.profile.max_specs {
+            let (traps, is_compared, is_cover) = (true, true, true);
+            made.push(Candidate { cube: part, rule, action: *action, traps, is_compared, is_cover });
+        }
+        if packets.contains(cube) {
+            break;
+        }
+    }
+    made
+}
+
+/// The cube with a part of its conditions.
+fn widened(cube: &Cube, width: Width) -> Cube {
+    let any = everything().unwrap_or(Cube::ANY);
+    let v4: &[Slot] = &[SRC_IPV4, DST_IPV4];
+    let v6: &[Slot] = &[SRC_HIGH, SRC_LOW, DST_HIGH, DST_LOW];
+    let family = [(HAS_IPV4, v4), (HAS_IPV6, v6)].into_iter().find(|(layer, _)| cube.has(*layer));
+    let Some((layer, addresses)) = family.filter(|_| width != Width::Everything) else { return any };
+    let multiple = if let Width::Addresses { multiple } = width { Some(multiple) } else { None };
+    let with = |wide: Cube, slot: &Slot| {
+        let mask = multiple.map_or(0, |multiple| rounded(cube.mask_of(*slot), *slot, multiple));
+        wide.with(*slot, cube.value_of(*slot) & mask, mask)
+    };
+    let wide = any.layer(layer, true).and_then(|wide| addresses.iter().try_fold(wide, with));
+    wide.and_then(Cube::closed).unwrap_or(any)
+}
+
+/// The mask of an address with the length of its prefix rounded down to a multiple.
+fn rounded(mask: u64, slot: Slot, multiple: u32) -> u64 {
+    if multiple == 1 {
+        return mask;
+    }
+    let width = slot.ones().count_ones();
+    let prefix = (mask << (64 - width)).leading_ones().min(width);
+    let kept = prefix - prefix % multiple;
+    slot.ones() & !slot.ones().checked_shr(kept).unwrap_or(0)
+}

@@ -1,0 +1,146 @@
+//! ClassBench rule sets on devices with room for few flows or masks: the compiler chooses the flows that save
+//! workers most time. Runs if `STEERD_CORPORA` names the directory of the corpora.
+
+use std::collections::{BTreeSet, HashSet};
+use std::io::Write as _;
+use std::path::Path;
+
+use compiler::FlowGroups;
+use device_model::DeviceModel;
+use program::Program;
+
+use crate::budgets::{SETS_1K, Set, compile, hardware_share};
+
+/// An mlx5 with room for so many masks and flows.
+fn mlx5_with(max_shapes: Option<u32>, max_flows: Option<u32>) -> DeviceModel {
+    DeviceModel { max_shapes, max_flows, ..DeviceModel::mlx5() }
+}
+
+fn masks(program: &Program) -> usize {
+    program.flows.iter().map(program::Flow::shape).collect::<HashSet<_>>().len()
+}
+
+/// The flows of one rule in a program for a device with all room.
+struct RuleFlows {
+    flows: usize,
+    masks: BTreeSet<String>,
+    /// The earlier rules that overlap it.
+    before: Vec<usize>,
+}
+
+fn flows_by_rule(set: &Set) -> Vec<RuleFlows> {
+    let roomy = DeviceModel { priorities: 1 << 16, priority_table: None, ..mlx5_with(None, None) };
+    let program = compile(&set.policy, &roomy);
+    let before = |rule: usize| {
+        let earlier = set.lines[..rule].iter().enumerate();
+        earlier.filter(|(_, other)| other.overlaps(&set.lines[rule])).map(|(other, _)| other).collect()
+    };
+    let empty = |rule| RuleFlows { flows: 0, masks: BTreeSet::new(), before: before(rule) };
+    let mut rules: Vec<RuleFlows> = (0..set.lines.len()).map(empty).collect();
+    for flow in &program.flows {
+        if let Some(rule) = rules.get_mut(flow.rule.index()) {
+            rule.flows += 1;
+            rule.masks.insert(format!("{:?}", flow.shape()));
+        }
+    }
+    rules
+}
+
+/// The share of packets whose rules a simple choice has: of the rules whose earlier overlapping ones are
+/// chosen, the one with most packets for the part of the device that it takes, as long as there is room.
+fn floor(set: &Set, expected: &[usize], most_masks: usize, most_flows: usize) -> f64 {
+    let rules = flows_by_rule(set);
+    let mut packets = vec![0u32; rules.len() + 1];
+    expected.iter().for_each(|rule| packets[*rule] += 1);
+    let (mut chosen, mut masks, mut flows) = (vec![false; rules.len()], BTreeSet::new(), 0);
+    loop {
+        let part = |rule: usize| {
+            let new = rules[rule].masks.difference(&masks).count();
+            let has_room = masks.len() + new <= most_masks && flows + rules[rule].flows <= most_flows;
+            let part = new as f64 / most_masks as f64 + rules[rule].flows as f64 / most_flows as f64;
+            has_room.then(|| f64::from(packets[rule]) / part.max(1e-9))
+        };
+        let open = (0..rules.len())
+            .filter(|rule| !chosen[*rule] && rules[*rule].before.iter().all(|before| chosen[*before]));
+        let rated = open.filter_map(|rule| Some((part(rule)?, rule)));
+        let Some((_, best)) = rated.max_by(|one, other| one.0.total_cmp(&other.0)) else { break };
+        chosen[best] = true;
+        masks.extend(rules[best].masks.iter().cloned());
+        flows += rules[best].flows;
+    }
+    let of_chosen: u32 = (0..rules.len()).filter(|rule| chosen[*rule]).map(|rule| packets[rule]).sum();
+    f64::from(of_chosen) / expected.len() as f64
+}
+
+#[test]
+fn most_packets_stay_with_few_masks_and_flows() {
+    let Some(folder) = test_support::corpora("rules") else { return };
+    for (name, goal) in [("acl1_1k", 0.9), ("fw1_1k", 0.75)] {
+        let set = Set::read(&folder.join(name), 1);
+        let program = compile(&set.policy, &mlx5_with(Some(64), Some(8000)));
+        let share = hardware_share(&set, &set.expected(), &program);
+        println!("{name}: {share}");
+        assert!(masks(&program) <= 64 && program.flows.len() <= 4000);
+        assert!(share >= goal, "{name}: {share} < {goal}");
+    }
+}
+
+#[test]
+fn no_simple_choice_keeps_more_packets() {
+    let Some(folder) = test_support::corpora("rules") else { return };
+    for name in SETS_1K {
+        let set = Set::read(&folder.join(name), 1);
+        let expected = set.expected();
+        for (masks, flows) in [(16, 1000), (64, 4000), (128, 1000)] {
+            let model = mlx5_with(Some(masks), Some(2 * flows));
+            let share = hardware_share(&set, &expected, &compile(&set.policy, &model));
+            let floor = floor(&set, &expected, masks as usize, flows as usize);
+            println!("{name}, {masks} masks, {flows} flows: {share}, simple choice {floor}");
+            assert!(share >= floor, "{name}, {masks} masks, {flows} flows: {share} < {floor}");
+        }
+    }
+}
+
+fn row(folder: &Path, name: &str, words: &str, model: &DeviceModel) -> String {
+    let set = Set::read(&folder.join(name), 1);
+    let expected = set.expected();
+    let started = test_support::CpuTime::now();
+    let program = compile(&set.policy, model);
+    let took = started.elapsed();
+    let groups = FlowGroups::of(&program, model).expect("groups of flows");
+    let shares = compiler::shares(&set.policy, &program, Some(&groups)).all;
+    format!(
+        "| {name} | {words} | {} | {} | {} | {} | {:.0} | {:.0} | {:.1} % | {:.1} | {} |\n",
+        program.flows.len(),
+        masks(&program),
+        program.priorities_used,
+        groups.groups,
+        shares.groups_per_packet().unwrap_or(0.0),
+        shares.worker_ns_per_packet(),
+        100.0 * hardware_share(&set, &expected, &program),
+        groups.install_seconds.unwrap_or(0.0),
+        took.as_millis(),
+    )
+}
+
+#[test]
+#[ignore = "prints a table of docs/explanation/few-priorities.md: run with --release"]
+fn table_of_few_flows() {
+    let Some(folder) = test_support::corpora("rules") else { return };
+    let columns = "set | room | flows | masks | priorities | groups | hops | ns | in hardware | seconds | ms";
+    let mut table = format!("| {columns} |\n|{}\n", "---|".repeat(11));
+    for name in SETS_1K {
+        for (words, masks, flows) in [
+            ("all", None, None),
+            ("128 masks, 8,000 flows", Some(128), Some(8000)),
+            ("64 masks", Some(64), None),
+            ("64 masks, 8,000 flows", Some(64), Some(8000)),
+            ("8,000 flows", None, Some(8000)),
+            ("2,000 flows", None, Some(2000)),
+            ("16 masks, 8,000 flows", Some(16), Some(8000)),
+        ] {
+            table.push_str(&row(&folder, name, words, &mlx5_with(masks, flows)));
+        }
+    }
+    let _ = std::io::stderr().write_all(table.as_bytes());
+}
