@@ -324,7 +324,7 @@ fn by_priority(masks: &Masks, program: &Program, profile: &DeviceModel) -> Vec<P
     let mut found: Vec<(u16, usize)> =
         flows.filter_map(|(flow, number)| Some((flow.priority, (*number)?))).collect();
     found.sort_unstable();
-    let most = profile.priority_table.map(|table| (table.groups, table.group_entries));
+    let most = profile.flow_table().map(|table| (table.groups, table.group_entries));
     let uses = found.chunk_by(|one, other| one.0 == other.0).map(|flows| {
         let shapes = flows.chunk_by(|one, other| one.1 == other.1).map(<[_]>::len);
         PriorityUse {
@@ -370,7 +370,7 @@ fn same_match<'p>(before: &Program, after: &'p Program) -> Option<&'p Flow> {
 /// The first flow of `after` that the tables, one for each direction, have no room for. Flows of both are
 /// there once.
 fn overflow<'p>(before: &Program, after: &'p Program, profile: &DeviceModel) -> Option<&'p Flow> {
-    let limits = profile.priority_table?;
+    let limits = profile.flow_table()?;
     let mut tables: BTreeMap<FlowKind, TableFill<_>> = BTreeMap::new();
     let mut add =
         |flow: &Flow| tables.entry(flow.kind).or_insert_with(|| TableFill::new(limits)).add(&flow.shape());

@@ -228,7 +228,7 @@ impl Search<'_> {
 
     /// The need of each form alone.
     fn forms(&self, rules: u32) -> Vec<FormRoom> {
-        let table = self.job.profile.priority_table;
+        let table = self.job.profile.flow_table();
         let Ok(own) = self.need(&|_| false) else { return Vec::new() };
         let all = self.job.policy.runtime.iter().flat_map(|runtime| &runtime.forms);
         let forms = all.enumerate().filter_map(|(index, form)| {
@@ -475,7 +475,7 @@ impl Need {
     /// The need of the policy and so many rules, by limit.
     fn rows(&self, rules: u64, profile: &DeviceModel) -> Vec<CapacityRow> {
         let rows = self.rows.iter().cloned().map(|row| match row.limit {
-            Limit::Priorities => CapacityRow { used: self.priorities(rules, profile.priority_table), ..row },
+            Limit::Priorities => CapacityRow { used: self.priorities(rules, profile.flow_table()), ..row },
             Limit::Flows => {
                 let most = row.most.unwrap_or(u64::MAX).min(MAX_FLOWS as u64);
                 CapacityRow { used: self.flows(rules), most: Some(most), ..row }

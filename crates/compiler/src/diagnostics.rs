@@ -439,7 +439,7 @@ impl<'p> Context<'p> {
         let mut limit = format!("{offered} priorities");
         let (remedy, label) = match cause {
             PriorityCause::Masks { masks, priorities } => {
-                if let Some(table) = self.profile.priority_table {
+                if let Some(table) = self.profile.flow_table() {
                     limit = format!(
                         "{} masks of {} flows each in one priority",
                         table.groups, table.group_entries
@@ -563,7 +563,7 @@ fn configured(workers: usize) -> String {
 
 /// The limits of one table of a priority.
 fn table_limit(profile: &DeviceModel) -> String {
-    profile.priority_table.map_or_else(String::new, |table| {
+    profile.flow_table().map_or_else(String::new, |table| {
         let PriorityTable { entries, groups, group_entries } = table;
         let single = table.single_entries();
         format!("{entries} flows: {groups} masks of {group_entries} each, and {single} beside them")

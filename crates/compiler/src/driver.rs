@@ -8,7 +8,7 @@
 //! | `place` | rules | what their flows do: hardware, worker, or no flow |
 //! | `lower` | rules | candidates: a cube, its rule and its action, one for each hash variant |
 //! | `order` | candidates | candidates with ranks, by overlap |
-//! | `select_flows` | ranked candidates | candidates of most value, and wide ones that lead to workers, where the device has room for few |
+//! | `select_flows` | ranked candidates | those of most value, where the device has room for few |
 //! | `limit_ranks` | ranked candidates | the same with fewer ranks, where the device has few priorities |
 //! | `spread_ranks` | ranked candidates | the same with fewer flows in ranks that a priority has no room for |
 //! | `merge_masks` | ranked candidates | the same with fewer masks, where the device has room for few |
@@ -24,7 +24,7 @@
 use std::collections::BTreeSet;
 
 use device_model::DeviceModel;
-use program::{Program, RuleId};
+use program::{Program, RuleId, UndecidedReason};
 
 use crate::capacity;
 use crate::cover::{self, CoveredRule, MAX_FLOWS};
@@ -39,21 +39,23 @@ use crate::fit::merge_masks;
 use crate::fit::search::{MAX_ROUNDS, Next, Round, Search};
 use crate::fit::select_flows::{self, Room};
 use crate::fit::spread_ranks;
+use crate::flow_groups::FlowGroups;
 use crate::groups;
 use crate::job::Job;
 use crate::problem::{Problem, Problems};
 use crate::rank::lower;
 use crate::rank::order::{self, RankedFlows};
+use crate::traffic::share::{MAX_FLOWS_TRIED, Sample};
 
 /// After so many rounds in which rules that drop packets in hardware needed a worker, all of them get one.
 const MAX_ROUNDS_FOR_DROPS: u32 = 2;
 
-/// The numbers of masks that are tried after the one that a device has room for. Programs of few masks also fit
-/// where a priority has few groups, or where another program is on the device.
-const FEWER_MASKS: [usize; 3] = [128, 48, 16];
+/// The numbers of masks that are tried after the one that a device has room for. Programs of few masks also
+/// fit where a priority has few groups, or where another program is on the device.
+const FEWER_MASKS: [usize; 4] = [128, 48, 24, 12];
 
 /// The most selections that are tried.
-const MAX_SELECTIONS: u32 = 6;
+const MAX_SELECTIONS: u32 = 7;
 
 /// The findings of attempts that later ones use.
 #[derive(Clone, Default)]
@@ -110,7 +112,7 @@ impl Demands {
     fn relaxations(profile: &DeviceModel) -> impl Iterator<Item = Self> {
         let flows = profile.flows_per_program().unwrap_or(MAX_FLOWS).min(MAX_FLOWS);
         let masks = profile.max_shapes.map_or(usize::MAX, |most| most as usize);
-        let groups = profile.priority_table.map_or(1, |table| table.groups as usize);
+        let groups = profile.flow_table().map_or(1, |table| table.groups as usize);
         let fewer = FEWER_MASKS.into_iter().chain([groups, 1]).filter(move |fewer| *fewer < masks);
         let ranks = profile.priorities_per_program();
         [masks]
@@ -167,24 +169,59 @@ impl Job<'_> {
     }
 
     /// Compiles with lower demands until the program fits, in the order of [`Demands::relaxations`]. The
-    /// problems are those of all flows.
+    /// problems are those of all flows. If groups of flows cost packets time, all demands are compared.
     fn relaxed(&self, shared_of_flow: usize, known: &mut Known) -> Result<Program, Problems> {
         if !self.profile.can_steer() {
             return Err(Problem::NoSteering.into());
         }
-        let exact = self.attempt(Demands::AllFlows { shared_of_flow }, known);
-        let problems = match exact {
-            Err(problems) if problems.are_about_capacity() && !self.policy.groups.is_empty() => problems,
-            result => return result,
+        let all = self.attempt(Demands::AllFlows { shared_of_flow }, known);
+        // Few groups may have made few ranks.
+        let is_bound = |program: &Program| {
+            let mut notes = program.rules.iter().flat_map(|rule| &rule.undecided);
+            notes.any(|note| matches!(note.why, UndecidedReason::Order { .. }))
         };
+        let has_price = self.profile.ns_per_group.is_some_and(|ns| ns > 0);
+        let is_compared = has_price || self.profile.max_groups.is_some() && all.as_ref().is_ok_and(is_bound);
+        let may_select = match &all {
+            Ok(_) => is_compared,
+            Err(problems) => problems.are_about_capacity(),
+        };
+        if !may_select || self.policy.groups.is_empty() {
+            return all;
+        }
+        let mut found = vec![all];
         for demands in Demands::relaxations(self.profile) {
             // No attempt depends on what another one has found.
             known.by_order.clear();
-            if let Ok(program) = self.attempt(demands, known) {
-                return Ok(program);
+            let program = self.attempt(demands, known);
+            if program.is_ok() && !is_compared {
+                return program;
             }
+            found.push(program);
         }
-        Err(problems)
+        self.cheapest(found)
+    }
+
+    /// The program that costs a packet least time of workers and of groups that it passes, of equal ones the
+    /// first; without a program, the first problems.
+    fn cheapest(&self, found: Vec<Result<Program, Problems>>) -> Result<Program, Problems> {
+        let drawn = found.iter().flatten().next();
+        let sample = drawn.map(|program| Sample::of(self.policy, program, MAX_FLOWS_TRIED));
+        let cost = |program: &Program| {
+            let groups = FlowGroups::of(program, self.profile);
+            let ps_per_group = u64::from(self.profile.ns_per_group.unwrap_or(0)) * 1000;
+            let passed = |flow| groups.as_ref().map_or(0, |groups| groups.passed(flow)) * ps_per_group;
+            sample.as_ref().map_or(0.0, |sample| sample.mean_ps(program, self.weights, passed))
+        };
+        let cheaper = |best: (f64, Program), other: (f64, Program)| {
+            if other.0 < best.0 { other } else { best }
+        };
+        let (programs, problems): (Vec<_>, Vec<_>) = found.into_iter().partition(Result::is_ok);
+        let rated = programs.into_iter().flatten().map(|program| (cost(&program), program));
+        match rated.reduce(cheaper) {
+            Some((_, program)) => Ok(program),
+            None => Err(problems.into_iter().find_map(Result::err).unwrap_or_default()),
+        }
     }
 
     /// If flows were split for exceptions and the program does not fit, compiles again without splitting.

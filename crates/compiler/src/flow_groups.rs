@@ -12,6 +12,16 @@ use device_model::{DeviceModel, TableFill};
 use program::{Flow, FlowKind, Program};
 use serde::Serialize;
 
+/// The seconds in which a device makes the flows of a program that is split to save masks.
+const SPLIT_SECONDS: usize = 2;
+
+/// The most flows of a program whose flows are split to save masks, if it has so many without that. To double
+/// them is never too long.
+pub(crate) fn most_split_flows(profile: &DeviceModel, flows: usize) -> usize {
+    let in_time = profile.flows_per_second.map(|rate| SPLIT_SECONDS.saturating_mul(rate as usize));
+    in_time.map_or(usize::MAX, |in_time| in_time.max(flows.saturating_mul(2)))
+}
+
 /// A table of flows. Received packets pass those before [`FlowTable::Sent`] in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum FlowTable {
@@ -62,7 +72,7 @@ impl FlowGroups {
     /// the device makes groups.
     #[must_use]
     pub fn of(program: &Program, profile: &DeviceModel) -> Option<Self> {
-        let limits = profile.priority_table?;
+        let limits = profile.flow_table()?;
         let mut tables: BTreeMap<FlowTable, TableFill<_>> = BTreeMap::new();
         let mut by_priority = BTreeMap::new();
         let place = |flow: &Flow| {

@@ -33,6 +33,11 @@ impl Reading {
         }
     }
 
+    /// Whether a flow has one more spec if its IPv4 address is multicast.
+    pub(super) fn has_multicast_spec(self) -> bool {
+        self.ethernet_first
+    }
+
     /// Whether two cubes may have the same specs.
     pub(super) fn is_ambiguous(self) -> bool {
         self.ports_by_mask

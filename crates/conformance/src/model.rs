@@ -134,6 +134,7 @@ pub fn find(
         dependences: Vec::new(),
         // Is not tried, and differs by firmware.
         flows_per_second: None,
+        ns_per_group: None,
         ..fallback.clone()
     };
     let mut finder =
@@ -199,13 +200,15 @@ struct Finder<'b> {
 }
 
 /// The keys of a model that are not lists, but for its name and what follows from the name of the fallback.
-pub(crate) const KEYS: [&str; 16] = [
+pub(crate) const KEYS: [&str; 18] = [
     "priorities",
     "max_specs",
     "tag_bits",
     "max_flows",
     "max_shapes",
     "priority_table",
+    "max_groups",
+    "ns_per_group",
     "max_copies",
     "multicast_ignores_priority",
     "hash_field_exclusive",
@@ -312,6 +315,7 @@ impl Finder<'_> {
         (own.priorities, own.max_specs, own.tag_bits) = (0, 0, 0);
         (own.max_flows, own.max_counters, own.max_copies) = (Some(0), Some(0), Some(0));
         (own.priority_table, own.multicast_ignores_priority) = (None, false);
+        own.max_groups = None;
         for key in ["priorities", "max_specs", "tag_bits", "max_flows", "max_counters", "max_copies"] {
             self.note(key, Note::Follows("there are no flows"));
         }

@@ -64,6 +64,8 @@ fn value(profile: &DeviceModel, key: &str) -> Option<String> {
             let device_model::PriorityTable { entries, groups, group_entries } = table;
             format!("{{ entries = {entries}, groups = {groups}, group_entries = {group_entries} }}")
         }),
+        "max_groups" => number(profile.max_groups),
+        "ns_per_group" => number(profile.ns_per_group),
         "max_copies" => number(profile.max_copies),
         "multicast_ignores_priority" => Some(profile.multicast_ignores_priority.to_string()),
         "hash_field_exclusive" => Some(profile.hash_field_exclusive.to_string()),

@@ -249,7 +249,7 @@ impl Limits {
             device: model.name.clone(),
             reads_idle_counters: model.emulation.reads_idle_counters,
             priorities: model.priorities,
-            priority_table: model.priority_table,
+            priority_table: model.flow_table(),
             multicast_ignores_priority: model.multicast_ignores_priority,
             tables: model.max_tables.map(|tables| (tables / 2) as usize),
             spare_flows: SPARE_FLOWS,

@@ -29,6 +29,14 @@ pub struct DeviceModel {
     pub max_shapes: Option<u32>,
     /// The size of the flow table of one priority, if it is limited.
     pub priority_table: Option<PriorityTable>,
+    /// The most groups of flows of one priority, if known, for devices with a [`DeviceModel::priority_table`]:
+    /// flows of one mask are a group, and each flow beyond the groups of the table is one.
+    #[serde(default)]
+    pub max_groups: Option<u32>,
+    /// The nanoseconds that a packet takes to pass a group of flows, if known. The compiler leaves flows to
+    /// workers whose groups cost packets more than that saves workers.
+    #[serde(default)]
+    pub ns_per_group: Option<u32>,
     /// The most specs of one flow, the two actions (tag, counter) included.
     pub max_specs: u32,
     /// Whether a queue pair takes the hash fields of one variant only (v4 or v6; TCP or UDP).
@@ -381,6 +389,7 @@ impl DeviceModel {
             max_shapes: least(self.max_shapes, Some(software::MAX_MASKS)),
             max_copies: least(self.max_copies, Some(software::MAX_COPIES)),
             flows_per_second: None,
+            ns_per_group: None,
             max_receives: Some(software::MAX_RECEIVES),
             ..self
         }
@@ -408,6 +417,8 @@ impl DeviceModel {
             max_flows: least(a.max_flows, b.max_flows),
             max_shapes: least(a.max_shapes, b.max_shapes),
             priority_table: a.priority_table.or(b.priority_table),
+            max_groups: least(a.max_groups, b.max_groups),
+            ns_per_group: a.ns_per_group.max(b.ns_per_group),
             max_specs: a.max_specs.min(b.max_specs),
             hash_field_exclusive: a.hash_field_exclusive || b.hash_field_exclusive,
             hash_field_pairs: a.hash_field_pairs || b.hash_field_pairs,
@@ -429,6 +440,17 @@ impl DeviceModel {
             device: Origin::default(),
             ports: one_port(),
         }
+    }
+
+    /// The flow table of one priority with no more groups than [`DeviceModel::max_groups`].
+    #[must_use]
+    pub fn flow_table(&self) -> Option<PriorityTable> {
+        let table = self.priority_table?;
+        let Some(most) = self.max_groups else { return Some(table) };
+        let groups = table.groups.min(most);
+        let singles = table.single_entries().min(most - groups);
+        let entries = groups.saturating_mul(table.group_entries).saturating_add(singles);
+        Some(PriorityTable { entries, groups, ..table })
     }
 
     /// Flows that copy which one program may use; the other half is the next program's during a reload.
@@ -545,6 +567,17 @@ mod tests {
         }
         let silent = conservative.refusal(Feature::SrcMac).expect("mlx4 ignores it");
         assert_eq!(silent.errno, Errno::Silent);
+    }
+
+    #[test]
+    fn a_table_has_few_groups() {
+        let table =
+            |max_groups| DeviceModel { max_groups, ..DeviceModel::mlx5() }.flow_table().expect("a table");
+        assert_eq!(Some(table(None)), DeviceModel::mlx5().priority_table);
+        let sizes =
+            [2, 6, 128].map(|most| table(Some(most))).map(|table| (table.groups, table.single_entries()));
+        assert_eq!(sizes, [(2, 0), (6, 0), (6, 122)]);
+        assert_eq!(table(Some(u32::MAX)), table(None));
     }
 
     #[test]

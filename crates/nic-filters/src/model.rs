@@ -294,6 +294,8 @@ impl FilterModel {
             max_flows: room.filters.or(self.filters),
             max_shapes: None,
             priority_table: None,
+            max_groups: None,
+            ns_per_group: None,
             hash_field_exclusive: false,
             hash_field_pairs: false,
             table_consecutive: false,

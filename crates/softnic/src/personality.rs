@@ -481,7 +481,7 @@ impl FlowRules {
                 one_tag_per_match: emulation.one_tag_per_match,
                 one_copy_per_priority: emulation.one_copy_per_priority,
                 all_default_is_two: emulation.all_default_is_two,
-                groups: model.priority_table,
+                groups: model.flow_table(),
                 max_flows: at_most(model.max_flows, MAX_FLOWS),
                 max_shapes: at_most(model.max_shapes, MAX_SHAPES),
                 max_copies: at_most(model.max_copies, MAX_DONT_TRAP),

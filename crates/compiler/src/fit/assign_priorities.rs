@@ -8,8 +8,10 @@ use std::collections::{BTreeMap, VecDeque};
 use device_model::{DeviceModel, PriorityTable, TableFill};
 
 use crate::cube::Image;
+use crate::fit::merge_masks::has_multicast_address;
 use crate::rank::lower::{Candidate, CandidateId};
 use crate::rank::order::{Ranked, RankedFlows};
+use crate::specs::Reading;
 
 /// A kept candidate and its priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +46,7 @@ pub(crate) fn assign_priorities(profile: &DeviceModel, flows: &RankedFlows) -> A
     let mut ranked = kept.to_vec();
     // Within a rank, the policy's order stays.
     ranked.sort_by_key(|Ranked { id, rank }| (*rank, candidates[id.index()].rule, *id));
-    let Some(table) = profile.priority_table else {
+    let Some(table) = profile.flow_table() else {
         let priorities = ranked.last().map_or(0, |last| last.rank + 1);
         let flows =
             ranked.into_iter().map(|Ranked { id, rank }| Prioritized { id, priority: rank }).collect();
@@ -55,7 +57,7 @@ pub(crate) fn assign_priorities(profile: &DeviceModel, flows: &RankedFlows) -> A
     let mut assigned =
         Assigned { flows: Vec::with_capacity(kept.len()), priorities: 0, widest: None, overflow: None };
     for rank in ranked.chunk_by(|one, other| one.rank == other.rank) {
-        let found = assign_rank(candidates, rank, table, &mut assigned);
+        let found = assign_rank(candidates, rank, table, Reading::of(profile), &mut assigned);
         let most = assigned.widest.as_ref().map_or(1, |known| known.priorities);
         assigned.widest = found.filter(|found| found.priorities > most).or(assigned.widest.take());
     }
@@ -91,6 +93,7 @@ fn assign_rank(
     candidates: &[Candidate],
     rank: &[Ranked],
     table: PriorityTable,
+    reading: Reading,
     assigned: &mut Assigned,
 ) -> Option<Widest> {
     let candidate = |id: &CandidateId| &candidates[id.index()];
@@ -102,7 +105,7 @@ fn assign_rank(
     let mut next = first;
     let mut widest: Option<Widest> = None;
     let mut place = |flows: &[CandidateId], start: u32| -> u32 {
-        let shapes = shapes(candidates, flows);
+        let shapes = shapes(candidates, flows, reading);
         let bins = bins(&shapes, table);
         let taken = bins.len() as u32;
         for (bin, flows) in bins.into_iter().enumerate() {
@@ -126,10 +129,12 @@ fn assign_rank(
 }
 
 /// The flows by their masks as the device sees them, most numerous first.
-fn shapes(candidates: &[Candidate], flows: &[CandidateId]) -> Vec<Vec<CandidateId>> {
-    let mut by_mask: BTreeMap<Image, Vec<CandidateId>> = BTreeMap::new();
+fn shapes(candidates: &[Candidate], flows: &[CandidateId], reading: Reading) -> Vec<Vec<CandidateId>> {
+    let mut by_mask: BTreeMap<(Image, bool), Vec<CandidateId>> = BTreeMap::new();
     for id in flows {
-        by_mask.entry(candidates[id.index()].cube.matchable_mask()).or_default().push(*id);
+        let cube = &candidates[id.index()].cube;
+        let is_multicast = reading.has_multicast_spec() && has_multicast_address(cube);
+        by_mask.entry((cube.matchable_mask(), is_multicast)).or_default().push(*id);
     }
     let mut shapes: Vec<Vec<CandidateId>> = by_mask.into_values().collect();
     shapes.sort_by_key(|flows| (std::cmp::Reverse(flows.len()), flows.first().copied()));

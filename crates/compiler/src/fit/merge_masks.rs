@@ -7,8 +7,12 @@ use std::collections::BTreeMap;
 use device_model::{DeviceModel, PriorityTable};
 
 use crate::cover::MAX_FLOWS;
-use crate::cube::{Cube, DST_HIGH, DST_LOW, DST_PORT, Image, SRC_HIGH, SRC_LOW, SRC_PORT, TOS, TTL, WORDS};
+use crate::cube::{
+    Cube, DST_HIGH, DST_IPV4, DST_LOW, DST_PORT, HAS_IPV4, Image, SRC_HIGH, SRC_LOW, SRC_PORT, TOS, TTL,
+    WORDS,
+};
 use crate::fit::assign_priorities::priorities_for;
+use crate::flow_groups::most_split_flows;
 use crate::mask_index::ByMask;
 use crate::rank::lower::{Candidate, CandidateId};
 use crate::rank::order::{Ranked, RankedFlows, Ranking};
@@ -49,16 +53,17 @@ fn drop_equal(reading: Reading, candidates: &[Candidate], kept: &mut Vec<Ranked>
 
 fn merge(profile: &DeviceModel, candidates: &mut Vec<Candidate>, ranking: &mut Ranking) {
     let most_flows = profile.flows_per_program().unwrap_or(MAX_FLOWS).min(MAX_FLOWS);
-    let budget = |flows: usize| most_flows.saturating_sub(flows);
+    let budget = |flows: usize| most_flows.min(most_split_flows(profile, flows)).saturating_sub(flows);
+    let reading = Reading::of(profile);
     if let Some(most) = profile.max_shapes {
         let flows = ranking.kept.len();
-        merge_to(candidates, &mut ranking.kept, most as usize, budget(flows));
+        merge_to(reading, candidates, &mut ranking.kept, most as usize, budget(flows));
         // A reload needs room for the masks of another program beside this one, which is worth some flows.
         let flows = ranking.kept.len();
         let spare = budget(flows).min(flows / 4);
-        merge_to(candidates, &mut ranking.kept, most as usize / 2, spare);
+        merge_to(reading, candidates, &mut ranking.kept, most as usize / 2, spare);
     }
-    let Some(table) = profile.priority_table else { return };
+    let Some(table) = profile.flow_table() else { return };
     let offered = profile.priorities_per_program();
     if ranking.ranks() <= offered {
         let budget = budget(ranking.kept.len());
@@ -77,13 +82,13 @@ struct RankMasks {
 }
 
 impl RankMasks {
-    fn of(candidates: &[Candidate], rank: Option<u32>, kept: Vec<Ranked>) -> Self {
+    fn of(candidates: &[Candidate], rank: Option<u32>, kept: Vec<Ranked>, reading: Reading) -> Self {
         let mut copies: ByMask<Image, usize> = ByMask::default();
         let own = kept.iter().map(|ranked| &candidates[ranked.id.index()]);
         for candidate in own.filter(|candidate| !candidate.traps) {
             *copies.entry(candidate.cube.matchable_mask()).or_default() += 1;
         }
-        let masks = Masks::of(candidates, &kept);
+        let masks = Masks::of(candidates, &kept, reading);
         Self { rank, kept, masks, copies: copies.into_values().collect() }
     }
 
@@ -110,12 +115,13 @@ fn merge_in_ranks(
     ranking: &mut Ranking,
     budget: usize,
 ) {
+    let reading = Reading::of(profile);
     let mut by_rank: BTreeMap<Option<u32>, Vec<Ranked>> = BTreeMap::new();
     for ranked in &ranking.kept {
         let own = (!candidates[ranked.id.index()].comes_last(profile)).then_some(ranked.rank);
         by_rank.entry(own).or_default().push(*ranked);
     }
-    let ranks = by_rank.into_iter().map(|(rank, kept)| RankMasks::of(candidates, rank, kept));
+    let ranks = by_rank.into_iter().map(|(rank, kept)| RankMasks::of(candidates, rank, kept, reading));
     let ranks: Vec<RankMasks> = ranks.collect();
     let offered = profile.priorities_per_program();
     // At most so many priorities for one rank.
@@ -159,11 +165,22 @@ impl RankMasks {
 
 /// Replaces kept candidates until there are at most `most` masks, for at most `budget` flows more. Returns
 /// how many masks are left.
-fn merge_to(candidates: &mut Vec<Candidate>, kept: &mut Vec<Ranked>, most: usize, budget: usize) -> usize {
-    let masks = Masks::of(candidates, kept);
+fn merge_to(
+    reading: Reading,
+    candidates: &mut Vec<Candidate>,
+    kept: &mut Vec<Ranked>,
+    most: usize,
+    budget: usize,
+) -> usize {
+    let masks = Masks::of(candidates, kept, reading);
     let merging = Merging::of(&masks).to(&masks, most, budget, &mut { budget });
     *kept = split(candidates, std::mem::take(kept), &masks, &merging);
     merging.into.iter().filter(|into| into.is_none()).count()
+}
+
+/// Whether a cube is of an IPv4 multicast address.
+pub(crate) fn has_multicast_address(cube: &Cube) -> bool {
+    cube.has(HAS_IPV4) && cube.value_of(DST_IPV4) >> 28 == 0xe
 }
 
 /// The masks of some flows.
@@ -180,26 +197,29 @@ struct Group {
     mask: Image,
     /// Whether they match what the host sends: the device has other tables for these.
     is_sent: bool,
+    /// Whether they have one more spec, as their address is multicast.
+    is_multicast: bool,
     flows: usize,
 }
 
 impl Masks {
-    fn of(candidates: &[Candidate], kept: &[Ranked]) -> Self {
-        let mut place: ByMask<(Image, bool), usize> = ByMask::default();
+    fn of(candidates: &[Candidate], kept: &[Ranked], reading: Reading) -> Self {
+        let mut place: ByMask<(Image, bool, bool), usize> = ByMask::default();
         let mut groups: Vec<Group> = Vec::new();
         let own = kept.iter().map(|ranked| &candidates[ranked.id.index()]);
         let of = own.map(|candidate| {
             let mask = candidate.traps.then(|| candidate.cube.matchable_mask())?;
             let is_sent = candidate.is_sent();
-            let group = *place.entry((mask, is_sent)).or_insert_with(|| {
-                groups.push(Group { mask, is_sent, flows: 0 });
+            let is_multicast = reading.has_multicast_spec() && has_multicast_address(&candidate.cube);
+            let group = *place.entry((mask, is_sent, is_multicast)).or_insert_with(|| {
+                groups.push(Group { mask, is_sent, is_multicast, flows: 0 });
                 groups.len() - 1
             });
             groups[group].flows += 1;
             Some(group)
         });
         let of = of.collect();
-        Self { families: Families::of(&groups), groups, of }
+        Self { families: Families::of(&groups, reading), groups, of }
     }
 }
 
@@ -311,7 +331,7 @@ struct Family {
 }
 
 impl Families {
-    fn of(groups: &[Group]) -> Self {
+    fn of(groups: &[Group], reading: Reading) -> Self {
         let splittable = splittable();
         // Most words are zero in all masks.
         let touched: Vec<usize> =
@@ -319,8 +339,9 @@ impl Families {
         let (cut, fixed): (Vec<usize>, Vec<usize>) = touched.iter().partition(|word| splittable[**word] != 0);
         let all = cut.iter().chain(&fixed).copied();
         let rest = |group: &Group| {
-            let mask = all.clone().map(|word| group.mask[word] & !splittable[word]);
-            mask.chain([u64::from(group.is_sent)]).collect()
+            let fixed = fixed_bits(&group.mask, &splittable, reading);
+            let mask = all.clone().map(|word| fixed[word]);
+            mask.chain([u64::from(group.is_sent), u64::from(group.is_multicast)]).collect()
         };
         let mut by_rest: ByMask<Vec<u64>, Vec<(u32, usize)>> = ByMask::default();
         for (index, group) in groups.iter().enumerate() {
@@ -349,6 +370,17 @@ impl Family {
         let [one, other] = [one, other].map(|place| &self.words[place * self.width..][..self.width]);
         one.iter().zip(other).all(|(mask, other)| mask & !other == 0)
     }
+}
+
+/// The bits that have to be equal for flows of one mask to be split into those of another one. Where multicast
+/// addresses have one more spec, an address that may be multicast or not is not split: its parts would have
+/// different specs.
+pub(crate) fn fixed_bits(mask: &Image, splittable: &Image, reading: Reading) -> Image {
+    let address = |mask: u64| Cube::ANY.with(DST_IPV4, 0, mask).map_or([0; WORDS], |cube| cube.mask);
+    let (top, all) = (address(0xf << 28), address(DST_IPV4.ones()));
+    let is_whole = (0..WORDS).all(|word| top[word] & !mask[word] == 0);
+    let kept = if is_whole || !reading.has_multicast_spec() { [0; WORDS] } else { all };
+    std::array::from_fn(|word| mask[word] & (!splittable[word] | kept[word]))
 }
 
 /// Bits by which a flow may be split: those of numbers that imply nothing about other fields.
@@ -444,7 +476,7 @@ mod tests {
         let mut candidates: Vec<Candidate> =
             cubes.iter().enumerate().map(|(rule, cube)| candidate(*cube, rule)).collect();
         let mut kept = ranked(4);
-        assert_eq!(merge_to(&mut candidates, &mut kept, 2, 100), 2);
+        assert_eq!(merge_to(Reading::default(), &mut candidates, &mut kept, 2, 100), 2);
         // Two for the first, one for the second, four for the third; the last has no other mask to go to.
         assert_eq!(kept.len(), 2 + 1 + 4 + 1);
         for port in 0x0ff0..0x5000u64 {
@@ -473,7 +505,7 @@ mod tests {
         let mut candidates: Vec<Candidate> =
             cubes.iter().enumerate().map(|(rule, cube)| candidate(*cube, rule)).collect();
         let mut kept = ranked(4);
-        assert_eq!(merge_to(&mut candidates, &mut kept, 1, 1 << 20), 1);
+        assert_eq!(merge_to(Reading::default(), &mut candidates, &mut kept, 1, 1 << 20), 1);
         let matches = |kept: &[Ranked], candidates: &[Candidate], packet: &Cube| -> Vec<usize> {
             let own = kept.iter().map(|ranked| &candidates[ranked.id.index()]);
             own.filter(|flow| flow.cube.contains(packet)).map(|flow| flow.rule.index()).collect()
@@ -494,7 +526,7 @@ mod tests {
         let frame = Cube::ANY.with(ETHER_TYPE, 0x05dc, 0xffff).and_then(Cube::closed).unwrap();
         let packet = Cube::ANY.layer(HAS_IPV4, true).and_then(Cube::closed).unwrap();
         let mut candidates: Vec<Candidate> = [frame, packet].map(|cube| candidate(cube, 0)).into();
-        assert_eq!(merge_to(&mut candidates, &mut ranked(2), 1, usize::MAX), 2);
+        assert_eq!(merge_to(Reading::default(), &mut candidates, &mut ranked(2), 1, usize::MAX), 2);
     }
 
     #[test]
@@ -502,8 +534,8 @@ mod tests {
         let cubes = [udp((0, 0), (0x1000, 0xff00)), udp((0, 0), (0x2000, 0xffff))];
         let mut candidates: Vec<Candidate> = cubes.iter().map(|cube| candidate(*cube, 0)).collect();
         let mut kept = ranked(2);
-        assert_eq!(merge_to(&mut candidates, &mut kept, 1, 254), 2);
-        assert_eq!(merge_to(&mut candidates, &mut kept, 1, 255), 1);
+        assert_eq!(merge_to(Reading::default(), &mut candidates, &mut kept, 1, 254), 2);
+        assert_eq!(merge_to(Reading::default(), &mut candidates, &mut kept, 1, 255), 1);
         assert_eq!(kept.len(), 257);
     }
 }

@@ -18,7 +18,9 @@ mod graph;
 mod reduce;
 
 use crate::cover::CoveredRule;
-use crate::cube::{Cube, DST_IPV4, HAS_IPV4, Image, WORDS};
+use crate::cube::Image;
+use crate::fit::merge_masks::{fixed_bits, has_multicast_address};
+use crate::flow_groups::most_split_flows;
 use crate::job::Job;
 use crate::rank::lower::{Candidate, Lowered};
 use crate::rank::order::RankedFlows;
@@ -64,29 +66,23 @@ impl MaskKey {
         Self {
             mask: reading.as_matched(cube).matchable_mask(),
             is_sent: candidate.is_sent(),
-            is_multicast: cube.has(HAS_IPV4) && cube.value_of(DST_IPV4) >> 28 == 0xe,
+            is_multicast: reading.has_multicast_spec() && has_multicast_address(cube),
         }
     }
 
-    /// The bits that have to be equal for flows of one mask to be split into those of another one. An address
-    /// that may be multicast or not is not split, because its parts would have different specs.
-    fn family(&self, splittable: &Image) -> Vec<u64> {
-        let bits = |mask: u64| Cube::ANY.with(DST_IPV4, 0, mask).map_or([0; WORDS], |cube| cube.mask);
-        let (top, address) = (bits(0xf << 28), bits(DST_IPV4.ones()));
-        let is_open = (0..WORDS).any(|word| top[word] & !self.mask[word] != 0);
-        let kept = |word: usize| match is_open {
-            true => self.mask[word] & (!splittable[word] | address[word]),
-            false => self.mask[word] & !splittable[word],
-        };
-        let flags = [is_open, self.is_sent, self.is_multicast].map(u64::from);
-        (0..WORDS).map(kept).chain(flags).collect()
+    /// What has to be equal for flows of one mask to be split into those of another one.
+    fn family(&self, splittable: &Image, reading: Reading) -> Vec<u64> {
+        let fixed = fixed_bits(&self.mask, splittable, reading);
+        fixed.into_iter().chain([self.is_sent, self.is_multicast].map(u64::from)).collect()
     }
 }
 
 /// Chooses flows for the room, of those that [`order`](crate::rank::order) has kept.
 pub(crate) fn select_flows(job: &Job<'_>, rules: &[CoveredRule], flows: &RankedFlows, room: Room) -> Lowered {
     let items = Items::of(job, flows);
-    let reserve = covers::reserve(&flows.lowered, &items, room);
+    let most_flows = most_split_flows(job.profile, items.list.len() + items.fixed_flows());
+    let room = Room { flows: room.flows.min(most_flows), ..room };
+    let reserve = covers::reserve(job, &flows.lowered, &items, room);
     let inner = Room {
         masks: room.masks.saturating_sub(reserve.masks),
         flows: room.flows.saturating_sub(reserve.flows),
@@ -116,7 +112,7 @@ impl Choice {
 /// The choice of most value for any of the prices; `None`: what has to be chosen does not fit.
 fn best_choice(job: &Job<'_>, flows: &RankedFlows, items: &Items, room: Room) -> Option<Choice> {
     let graph = Graph::of(job, flows, items);
-    let classes = MaskClass::all(items);
+    let classes = MaskClass::all(items, Reading::of(job.profile));
     // Without too many masks, no flow is split.
     let prices = if classes.len() <= room.masks { &PRICES[..1] } else { &PRICES[..] };
     let total: f64 = items.list.iter().map(|item| item.value).sum();

@@ -17,7 +17,7 @@ use crate::rank::order::{Ranked, RankedFlows, Ranking};
 
 /// Moves flows until each rank fits into one priority, as far as that is possible.
 pub(crate) fn spread_ranks(profile: &DeviceModel, mut flows: RankedFlows) -> RankedFlows {
-    if let Some(table) = profile.priority_table {
+    if let Some(table) = profile.flow_table() {
         spread(profile, table, &flows.lowered.candidates, &mut flows.ranking);
     }
     flows

@@ -209,6 +209,31 @@ impl Sample {
         (total > 0.0).then(|| 100.0 * part / total)
     }
 
+    /// The mean time of workers and of the device per packet, in picoseconds. `passed`: the time in the device
+    /// of a packet that this flow takes, or none. With weights, the packets drawn from a rule together count
+    /// as its weight.
+    pub(crate) fn mean_ps(
+        &self,
+        program: &Program,
+        weights: Option<&Weights>,
+        passed: impl Fn(Option<usize>) -> u64,
+    ) -> f64 {
+        let mut rules: BTreeMap<RuleId, (u64, u64)> = BTreeMap::new();
+        for drawn in &self.packets {
+            let (explained, class) = decision(program, &drawn.key);
+            let (packets, ps) = rules.entry(drawn.rule).or_default();
+            *packets += 1;
+            *ps += worker_ps(class, comparisons(class, &drawn.key)) + passed(explained.flow);
+        }
+        let (mut total, mut sum) = (0.0, 0.0);
+        for (rule, (packets, ps)) in rules {
+            let weight = weights.map_or(packets as f64, |weights| weights.of(rule) as f64);
+            total += weight;
+            sum += weight * ps as f64 / packets as f64;
+        }
+        if total > 0.0 { sum / total } else { 0.0 }
+    }
+
     /// The packets that each rule's flows take to a worker that compares them.
     pub(crate) fn compared(&self, program: &Program) -> Vec<u64> {
         let mut compared = vec![0; program.rules.len()];

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use compiler::FlowGroups;
 use device_model::DeviceModel;
+use policy::{NoFiles, Policy, Source};
 use program::Program;
 
 use crate::budgets::{SETS_1K, Set, compile, hardware_share};
@@ -101,6 +102,59 @@ fn no_simple_choice_keeps_more_packets() {
     }
 }
 
+/// The mean nanoseconds of workers and of groups, for packets drawn from the rules.
+fn cost_ns(policy: &Policy, program: &Program, ns_per_group: f64) -> f64 {
+    let groups = FlowGroups::of(program, &DeviceModel::mlx5()).expect("groups of flows");
+    let shares = compiler::shares(policy, program, Some(&groups)).all;
+    shares.worker_ns_per_packet() + ns_per_group * shares.groups_per_packet().unwrap_or(0.0)
+}
+
+#[test]
+fn groups_that_cost_time_are_fewer() {
+    let Some(folder) = test_support::corpora("rules") else { return };
+    let set = Set::read(&folder.join("acl1_1k"), 1);
+    let of_price = |ns| {
+        let model = DeviceModel { ns_per_group: Some(ns), ..DeviceModel::mlx5() };
+        compile(&set.policy, &model)
+    };
+    let free = of_price(0);
+    assert_eq!(free, compile(&set.policy, &DeviceModel::mlx5()));
+    let priced = of_price(10);
+    assert!(masks(&priced) < masks(&free));
+    let [free, priced] = [free, priced].map(|program| cost_ns(&set.policy, &program, 10.0));
+    println!("{priced} ns instead of {free}");
+    assert!(priced < free / 2.0, "{priced} ns, {free} for groups without a price");
+}
+
+#[test]
+fn few_masks_stay_whatever_groups_cost() {
+    let text = "version = 1\n[groups.g]\nworkers = 'all'\n[[rules]]\nname = 'dns'\n\
+        match = { protocol = 'udp', dst_port = 53 }\naction = { steer = 'g' }\n\
+        [[rules]]\nname = 'scan'\nmatch = { src = '198.51.100.0/24' }\naction = 'drop'\n";
+    let (policy, _) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy");
+    let model = DeviceModel { ns_per_group: Some(10), ..DeviceModel::mlx5() };
+    assert_eq!(compile(&policy, &model), compile(&policy, &DeviceModel::mlx5()));
+}
+
+#[test]
+fn a_priority_has_no_more_groups_than_the_model() {
+    let Some(folder) = test_support::corpora("rules") else { return };
+    for (name, max_groups) in [("acl1_1k", 32), ("acl_1k", 32), ("acl5_1k", 8)] {
+        let set = Set::read(&folder.join(name), 1);
+        let model = DeviceModel { max_groups: Some(max_groups), ..DeviceModel::mlx5() };
+        let program = compile(&set.policy, &model);
+        let share = hardware_share(&set, &set.expected(), &program);
+        let groups = FlowGroups::of(&program, &DeviceModel::mlx5()).expect("groups of flows");
+        println!(
+            "{name}, {max_groups} groups: {share}, {} flows, {:?}",
+            program.flows.len(),
+            groups.by_priority
+        );
+        assert!(groups.by_priority.values().all(|groups| *groups <= u64::from(max_groups)));
+        assert!(share > 0.2, "{name}: {share}");
+    }
+}
+
 fn row(folder: &Path, name: &str, words: &str, model: &DeviceModel) -> String {
     let set = Set::read(&folder.join(name), 1);
     let expected = set.expected();
@@ -140,6 +194,14 @@ fn table_of_few_flows() {
             ("16 masks, 8,000 flows", Some(16), Some(8000)),
         ] {
             table.push_str(&row(&folder, name, words, &mlx5_with(masks, flows)));
+        }
+        for max_groups in [128, 32] {
+            let model = DeviceModel { max_groups: Some(max_groups), ..DeviceModel::mlx5() };
+            table.push_str(&row(&folder, name, &format!("{max_groups} groups a priority"), &model));
+        }
+        for ns in [1, 10] {
+            let model = DeviceModel { ns_per_group: Some(ns), ..DeviceModel::mlx5() };
+            table.push_str(&row(&folder, name, &format!("{ns} ns a group"), &model));
         }
     }
     let _ = std::io::stderr().write_all(table.as_bytes());

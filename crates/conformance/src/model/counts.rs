@@ -41,7 +41,9 @@ impl Finder<'_> {
             self.profile.max_copies =
                 self.count("max_copies", Limit::Copies, flows, (self.fallback.max_copies, None));
         }
-        self.keep("priority_table", "filling a priority would leave other users no room");
+        for key in ["priority_table", "max_groups"] {
+            self.keep(key, "filling a priority would leave other users no room");
+        }
         Ok(())
     }
 

@@ -110,6 +110,7 @@ impl DeviceModel {
             ("priority_table", table.group_entries, 1..=table.entries / table.groups.max(1)),
             ("max_flows", optional(self.max_flows), least(2)..=u32::MAX),
             ("max_shapes", optional(self.max_shapes), least(1)..=u32::MAX),
+            ("max_groups", optional(self.max_groups), least(1)..=u32::MAX),
             ("max_queues", optional(self.max_queues), least(2)..=u32::MAX),
             ("max_tables", optional(self.max_tables), least(2)..=u32::MAX),
             ("max_receives", optional(self.max_receives), least(1)..=u32::MAX),
@@ -118,6 +119,12 @@ impl DeviceModel {
             if !range.contains(&value) {
                 let problem = format!("{value} is outside {}..={}", range.start(), range.end());
                 return Err((key, problem, "see ibv_create_flow(3) and the device's documentation"));
+            }
+        }
+        for (key, row) in [("max_groups", self.max_groups), ("ns_per_group", self.ns_per_group)] {
+            if row.is_some() && self.priority_table.is_none() {
+                let problem = "groups of flows are those of a priority_table, which is missing".to_owned();
+                return Err((key, problem, "write priority_table, or leave the key out"));
             }
         }
         if self.tag_bits != 0 && self.tag_bits < TAG_BITS {

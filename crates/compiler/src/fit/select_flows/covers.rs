@@ -37,16 +37,21 @@ const WIDTHS: [Width; 5] = [
     Width::Everything,
 ];
 
-/// The room to keep free for covers.
-pub(super) fn reserve(lowered: &Lowered, items: &Items, room: Room) -> Room {
-    let groups: BTreeSet<GroupId> = lowered.steering.iter().map(|steering| steering.group).collect();
-    let variants = |group: &GroupId| lowered.steering.iter().filter(|own| own.group == *group).count();
-    let variants = groups.iter().map(variants).max().unwrap_or(0);
+/// The room to keep free for covers: at least for those of the fewest masks.
+pub(super) fn reserve(job: &Job<'_>, lowered: &Lowered, items: &Items, room: Room) -> Room {
+    let nothing = Choice::nothing(items);
+    let reading = Reading::of(job.profile);
+    let needed = [Width::Family, Width::Everything].map(|width| {
+        let covers = covers(job, lowered, items, &nothing, width);
+        let masks: BTreeSet<MaskKey> = covers.iter().map(|cover| MaskKey::of(cover, reading)).collect();
+        (masks.len(), covers.len())
+    });
+    let (masks, flows) = needed[0].min(needed[1]);
     let behind: BTreeSet<u32> = items.behind.iter().map(|ranked| ranked.rank).collect();
-    let masks = if room.masks == usize::MAX { 0 } else { variants.max(room.masks / COVER_PART) };
     // There are far fewer ranks than 2^32.
     let ranks = ranks(lowered).min(room.ranks / 2) + behind.len() as u32;
-    Room { masks, flows: variants.max(room.flows / COVER_PART), ranks }
+    let masks = if room.masks == usize::MAX { 0 } else { masks.max(room.masks / COVER_PART) };
+    Room { masks, flows: flows.max(room.flows / COVER_PART), ranks }
 }
 
 /// The chosen flows with the narrowest covers for which there is room.

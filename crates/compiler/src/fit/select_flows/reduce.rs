@@ -7,6 +7,7 @@ use super::graph::{Graph, ItemSet, Items};
 use super::{Choice, MaskKey, Room};
 use crate::fit::merge_masks::{MAX_BITS, splittable};
 use crate::mask_index::ByMask;
+use crate::specs::Reading;
 
 /// How often flows are looked for that have room in the end.
 const MAX_REFILLS: usize = 4;
@@ -30,7 +31,7 @@ pub(super) struct MaskClass {
 
 impl MaskClass {
     /// The masks of all items.
-    pub(super) fn all(items: &Items) -> Vec<Self> {
+    pub(super) fn all(items: &Items, reading: Reading) -> Vec<Self> {
         let mut places: ByMask<MaskKey, usize> = ByMask::default();
         let mut classes: Vec<Self> = Vec::new();
         for (item, found) in items.list.iter().enumerate() {
@@ -52,7 +53,7 @@ impl MaskClass {
             classes[place].members.push(item);
             classes[place].flows += 1;
         }
-        link(&mut classes);
+        link(&mut classes, reading);
         classes
     }
 
@@ -62,11 +63,11 @@ impl MaskClass {
 }
 
 /// Finds for each class those into which it can be split.
-fn link(classes: &mut [MaskClass]) {
+fn link(classes: &mut [MaskClass], reading: Reading) {
     let splittable = splittable();
     let mut families: ByMask<Vec<u64>, Vec<u32>> = ByMask::default();
     for (place, class) in classes.iter().enumerate() {
-        families.entry(class.key.family(&splittable)).or_default().push(place as u32);
+        families.entry(class.key.family(&splittable, reading)).or_default().push(place as u32);
     }
     for family in families.into_values() {
         for one in &family {
