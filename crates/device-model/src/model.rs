@@ -29,8 +29,9 @@ pub struct DeviceModel {
     pub max_shapes: Option<u32>,
     /// The size of the flow table of one priority, if it is limited.
     pub priority_table: Option<PriorityTable>,
-    /// The most groups of flows of one priority, if known, for devices with a [`DeviceModel::priority_table`]:
-    /// flows of one mask are a group, and each flow beyond the groups of the table is one.
+    /// The most groups of flows of one priority, if known, for devices with a
+    /// [`DeviceModel::priority_table`]: flows of one mask are a group, and each flow beyond the groups of the
+    /// table is one.
     #[serde(default)]
     pub max_groups: Option<u32>,
     /// The nanoseconds that a packet takes to pass a group of flows, if known. The compiler leaves flows to

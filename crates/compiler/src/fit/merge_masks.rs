@@ -372,9 +372,9 @@ impl Family {
     }
 }
 
-/// The bits that have to be equal for flows of one mask to be split into those of another one. Where multicast
-/// addresses have one more spec, an address that may be multicast or not is not split: its parts would have
-/// different specs.
+/// The bits that have to be equal for flows of one mask to be split into those of another one. Where
+/// multicast addresses have one more spec, an address that may be multicast or not is not split: its parts
+/// would have different specs.
 pub(crate) fn fixed_bits(mask: &Image, splittable: &Image, reading: Reading) -> Image {
     let address = |mask: u64| Cube::ANY.with(DST_IPV4, 0, mask).map_or([0; WORDS], |cube| cube.mask);
     let (top, all) = (address(0xf << 28), address(DST_IPV4.ones()));

@@ -1,7 +1,7 @@
-//! The choice of flows where the device has room for fewer than there are. Flows are split into flows of other
-//! masks, or left to workers, one mask or one flow at a time and the cheapest first, until the rest fits. Wide
-//! *cover* flows behind all chosen ones lead the packets of the others to a worker, whose class compares them
-//! with the rules of these.
+//! The choice of flows where the device has room for fewer than there are. Flows are split into flows of
+//! other masks, or left to workers, one mask or one flow at a time and the cheapest first, until the rest
+//! fits. Wide *cover* flows behind all chosen ones lead the packets of the others to a worker, whose class
+//! compares them with the rules of these.
 //!
 //! Why it is right: a flow is only left to workers together with all later flows that share packets with it,
 //! but for packets that still earlier flows take. So the first flow of a packet, in the order of the policy,
@@ -9,9 +9,9 @@
 //! the packet is chosen, and the packet meets a cover. The rules at the end that match packets by their
 //! headers alone come behind the covers, as the default does: they overlap nearly all flows.
 //!
-//! The cost of a step is the time that workers take for the packets of the flows that it leaves to them. A flow
-//! has a price, so that splitting flows of a rare mask is compared with leaving them to workers. Several prices
-//! are tried, and the choice of most value is taken.
+//! The cost of a step is the time that workers take for the packets of the flows that it leaves to them. A
+//! flow has a price, so that splitting flows of a rare mask is compared with leaving them to workers. Several
+//! prices are tried, and the choice of most value is taken.
 
 mod covers;
 mod graph;
@@ -29,8 +29,8 @@ use crate::specs::Reading;
 use graph::{Graph, Items};
 use reduce::{MaskClass, Reduction};
 
-/// The most flows to choose from: the memory for their overlaps is quadratic. With more, all flows are left to
-/// workers.
+/// The most flows to choose from: the memory for their overlaps is quadratic. With more, all flows are left
+/// to workers.
 const MAX_ITEMS: usize = 1 << 15;
 
 /// The prices of a flow that are tried, in parts of the mean value that a flow needs to have where the device

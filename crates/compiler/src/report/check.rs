@@ -358,8 +358,12 @@ fn foreign_packets(policy: &Policy, program: &Program, warnings: &mut Vec<Diagno
 
 /// The warning about one rule, if its flows match packets of others.
 fn foreign_warning(policy: &Policy, program: &Program, id: RuleId, foreign: &Foreign) -> Option<Diagnostic> {
-    let rule = policy.rules.get(id.index())?;
     let flows = listed(&foreign.from_kernel);
+    let Some(rule) = policy.rules.get(id.index()) else {
+        let message = format!("workers receive packets that the policy leaves to the kernel: {flows}");
+        let warning = || policy.default_place.warning(message, "for the host").hint(COVERS);
+        return (!foreign.from_kernel.is_empty()).then(warning);
+    };
     let other = foreign.elsewhere.map(|Elsewhere { rule, there, here }| {
         let group = |group: GroupId| program.groups.get(group.index()).map_or("?", |group| &*group.name);
         let other = program.rules.get(rule.index()).map_or("?", |rule| &*rule.name);
@@ -407,6 +411,10 @@ fn foreign_warning(policy: &Policy, program: &Program, id: RuleId, foreign: &For
 /// Why a worker receives packets of a rule that leaves them to the host.
 const LATER: &str = "flows of later rules match such packets and cannot exclude these: `steerd check` shows why, and \
     what to write";
+
+/// Why covers match packets of the host.
+const COVERS: &str = "the device has too little room for the flows of all rules, and these flows lead their packets to \
+    workers: add a sink of kind \"kernel\", which returns what belongs to the host, or write fewer rules";
 
 /// The loss of unmatched packets that a worker receives.
 const LOST: &str = "a worker receives all of these, and the host does not receive those that match no rule: \

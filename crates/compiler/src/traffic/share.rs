@@ -209,9 +209,9 @@ impl Sample {
         (total > 0.0).then(|| 100.0 * part / total)
     }
 
-    /// The mean time of workers and of the device per packet, in picoseconds. `passed`: the time in the device
-    /// of a packet that this flow takes, or none. With weights, the packets drawn from a rule together count
-    /// as its weight.
+    /// The mean time of workers and of the device per packet, in picoseconds. `passed`: the time in the
+    /// device of a packet that this flow takes, or none. With weights, the packets drawn from a rule
+    /// together count as its weight.
     pub(crate) fn mean_ps(
         &self,
         program: &Program,

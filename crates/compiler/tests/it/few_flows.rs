@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::io::Write as _;
 use std::path::Path;
 
-use compiler::FlowGroups;
+use compiler::{FlowGroups, Job, Weights};
 use device_model::DeviceModel;
 use policy::{NoFiles, Policy, Source};
 use program::Program;
@@ -153,6 +153,90 @@ fn a_priority_has_no_more_groups_than_the_model() {
         assert!(groups.by_priority.values().all(|groups| *groups <= u64::from(max_groups)));
         assert!(share > 0.2, "{name}: {share}");
     }
+}
+
+/// A rule of one flow.
+#[derive(Clone, Copy)]
+struct Networks {
+    /// Source and destination, each with the length of its prefix.
+    prefixes: [(u32, u32); 2],
+    weight: u64,
+}
+
+impl Networks {
+    /// Whether both match some packet; with `inside` whether the other matches all packets of this one.
+    fn meets(&self, other: &Self, inside: bool) -> bool {
+        self.prefixes.iter().zip(&other.prefixes).all(|((one, length), (other, other_length))| {
+            let shared = *length.min(other_length);
+            one >> (32 - shared) == other >> (32 - shared) && (!inside || other_length <= length)
+        })
+    }
+
+    fn text(&self, number: usize) -> String {
+        let [src, dst] = self.prefixes.map(|(address, length)| {
+            format!("{}/{length}", std::net::Ipv4Addr::from_bits(address >> (32 - length) << (32 - length)))
+        });
+        format!(
+            "[[rules]]\nname = 'r{number}'\nmatch = {{ src = '{src}', dst = '{dst}' }}\n\
+             action = {{ steer = 'g' }}\n"
+        )
+    }
+}
+
+/// The most weight of so many rules, each chosen with all earlier ones that overlap it, by trying all sets.
+fn best_weight(rules: &[Networks], most: u32) -> u64 {
+    let is_possible = |set: &u32| {
+        let chosen = |rule: usize| set >> rule & 1 == 1;
+        let before =
+            |rule: usize| (0..rule).filter(move |earlier| rules[*earlier].meets(&rules[rule], false));
+        set.count_ones() <= most
+            && (0..rules.len()).filter(|rule| chosen(*rule)).all(|rule| before(rule).all(chosen))
+    };
+    let weight = |set: u32| {
+        let chosen = rules.iter().enumerate().filter(|(rule, _)| set >> rule & 1 == 1);
+        chosen.map(|(_, rule)| rule.weight).sum()
+    };
+    (0..1 << rules.len()).filter(is_possible).map(weight).max().unwrap_or(0)
+}
+
+/// The choice of flows on small devices, compared with the best of all choices.
+#[test]
+fn few_choices_are_much_worse_than_the_best() {
+    const RULES: usize = 8;
+    let mut seed = 1u64;
+    let mut next = |below: u32| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) as u32 % below
+    };
+    let (mut ours, mut best) = (0, 0);
+    for _ in 0..100 {
+        let mut rules: Vec<Networks> = Vec::new();
+        while rules.len() < RULES {
+            let mut prefix = || (10 << 24 | next(2) << 16 | next(4) << 14, [16, 17, 18][next(3) as usize]);
+            let rule = Networks { prefixes: [prefix(), prefix()], weight: u64::from(next(100)) + 1 };
+            // One inside an earlier one has no packets.
+            if !rules.iter().any(|earlier| rule.meets(earlier, true)) {
+                rules.push(rule);
+            }
+        }
+        let head = "version = 1\n[groups.g]\nworkers = [0]\nhash = 'none'\n".to_owned();
+        let text = rules.iter().enumerate().fold(head, |text, (number, rule)| text + &rule.text(number));
+        let (policy, _) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy");
+        let weights = Weights::new(rules.iter().map(|rule| rule.weight).collect());
+        for most in [2, 4, 6] {
+            // One flow more is for a cover.
+            let device = DeviceModel { max_flows: Some(2 * (most + 1)), ..DeviceModel::ideal() };
+            let program = Job::new(&policy, &device, 1).weighted(Some(&weights)).compile().expect("it fits");
+            let decided = rules.iter().zip(&program.rules).filter(|(_, rule)| rule.undecided.is_empty());
+            let weight: u64 = decided.map(|(rule, _)| rule.weight).sum();
+            let most_weight = best_weight(&rules, most);
+            assert!(weight <= most_weight, "{weight} > {most_weight}: {program}");
+            ours += weight;
+            best += most_weight;
+        }
+    }
+    println!("{ours} of {best}");
+    assert!(ours * 100 >= best * 90, "{ours} of {best}");
 }
 
 fn row(folder: &Path, name: &str, words: &str, model: &DeviceModel) -> String {

@@ -534,6 +534,16 @@ fn a_program_for_few_flows_or_masks_decides_as_the_policy() {
     trial(&DeviceModel { max_flows: Some(16), max_shapes: Some(8), ..few(2) }, 40);
 }
 
+/// On a device that applies multicast last and reads headers without ports by their protocol.
+#[test]
+fn a_program_for_a_small_mlx5_decides_as_the_policy() {
+    let mlx5 = || DeviceModel { priorities: 12, ..DeviceModel::mlx5() };
+    trial(&DeviceModel { max_flows: Some(40), max_shapes: Some(12), ..mlx5() }, 40);
+    trial(&DeviceModel { max_flows: Some(60), max_shapes: Some(20), ..mlx5() }, 40);
+    trial(&DeviceModel { max_groups: Some(2), ..mlx5() }, 40);
+    trial(&DeviceModel { ns_per_group: Some(20), ..mlx5() }, 40);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
 

@@ -1,5 +1,5 @@
-//! Covers: wide flows by which workers receive the packets of flows that were not chosen. They are as narrow as
-//! there is room for, because they also match packets that the policy leaves to the kernel.
+//! Covers: wide flows by which workers receive the packets of flows that were not chosen. They are as narrow
+//! as there is room for, because they also match packets that the policy leaves to the kernel.
 
 use std::collections::BTreeSet;
 
@@ -135,8 +135,8 @@ fn covered(
     }
 }
 
-/// The covers of the flows that are left to workers, specific hash variants first. All have one class, so that
-/// their order changes the worker of a packet and nothing else.
+/// The covers of the flows that are left to workers, specific hash variants first. All have one class, so
+/// that their order changes the worker of a packet and nothing else.
 fn covers(job: &Job<'_>, lowered: &Lowered, items: &Items, choice: &Choice, width: Width) -> Vec<Candidate> {
     let left = || items.list.iter().zip(&choice.into).filter(|(_, into)| into.is_none());
     let own_group = |item: &Item| match lowered.action(item.id) {

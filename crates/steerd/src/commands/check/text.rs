@@ -574,7 +574,22 @@ fn capacity_table(report: &Report, capacity: &Capacity, layout: Layout) -> Strin
     for line in report.flow_groups.iter().flat_map(|groups| flow_group_lines(groups, report)) {
         out.push_str(&layout.lines(Style::Plain, "", &line));
     }
+    for line in report.flow_groups.iter().filter_map(unknown_limit) {
+        out.push_str(&layout.lines(Style::Warning, "", &line));
+    }
     out
+}
+
+/// The warning about groups of flows of which the device may have too few.
+fn unknown_limit(groups: &FlowGroups) -> Option<String> {
+    let (priority, most) = groups.by_priority.iter().max_by_key(|(_, groups)| **groups)?;
+    (groups.max_groups.is_none() && groups.has_single_flows).then(|| {
+        format!(
+            "priority {priority} has {} flow groups, and the model has no limit for them: the kernel driver \
+             accepts these flows, a NIC may refuse them; max_groups in a model limits the groups",
+            number(*most)
+        )
+    })
 }
 
 /// The cost of flow groups for packets, and the time in which the device makes them.
