@@ -18,8 +18,8 @@
 //!
 //! Where the program does not fit on the device, less and less is demanded of the device, and workers decide
 //! more packets: with fewer shared flows and ranks (`search`), without flows that are split for exceptions,
-//! and with a choice of the flows (`select_flows`) for fewer and fewer masks. No pass changes what another one reads again, and each attempt begins
-//! with the rules of the policy.
+//! and with a choice of the flows (`select_flows`) for fewer and fewer masks. No pass changes what another
+//! one reads again, and each attempt begins with the rules of the policy.
 
 use std::collections::BTreeSet;
 

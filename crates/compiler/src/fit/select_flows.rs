@@ -29,8 +29,8 @@ use crate::specs::Reading;
 use graph::{Graph, Items};
 use reduce::{MaskClass, Reduction};
 
-/// The most flows to choose from: the memory for their overlaps is quadratic. With more, all flows are left
-/// to workers.
+/// The most flows to choose from: the memory for their overlaps is quadratic. Those after them are left to
+/// workers, which forces no earlier one to be left.
 const MAX_ITEMS: usize = 1 << 15;
 
 /// The prices of a flow that are tried, in parts of the mean value that a flow needs to have where the device
@@ -88,7 +88,7 @@ pub(crate) fn select_flows(job: &Job<'_>, rules: &[CoveredRule], flows: &RankedF
         flows: room.flows.saturating_sub(reserve.flows),
         ranks: room.ranks.saturating_sub(reserve.ranks),
     };
-    let chosen = (items.list.len() <= MAX_ITEMS).then(|| best_choice(job, flows, &items, inner)).flatten();
+    let chosen = best_choice(job, flows, &items, inner);
     let covered = chosen.and_then(|chosen| covers::cover_flows(job, rules, flows, &items, &chosen, room));
     covered.unwrap_or_else(|| {
         let nothing = Choice::nothing(&items);
@@ -103,9 +103,17 @@ struct Choice {
 }
 
 impl Choice {
+    /// No more flows than must be chosen: the pinned ones, with all before them, as some of these precede them.
     fn nothing(items: &Items) -> Self {
-        let pinned = |item: &graph::Item| item.is_pinned.then_some(item.key.mask);
-        Self { into: items.list.iter().map(pinned).collect(), value: 0.0 }
+        let pinned = items.list.iter().rposition(|item| item.is_pinned).map_or(0, |last| last + 1);
+        let mask = |(place, item): (usize, &graph::Item)| (place < pinned).then_some(item.key.mask);
+        Self { into: items.list.iter().enumerate().map(mask).collect(), value: 0.0 }
+    }
+
+    /// The flows that are left to workers.
+    fn left<'i>(&self, items: &'i Items) -> impl Iterator<Item = &'i graph::Item> {
+        let open = items.list.iter().zip(&self.into).filter(|(_, into)| into.is_none());
+        open.map(|(item, _)| item).chain(&items.beyond)
     }
 }
 

@@ -267,7 +267,7 @@ fn table_of_few_flows() {
     let Some(folder) = test_support::corpora("rules") else { return };
     let columns = "set | room | flows | masks | priorities | groups | hops | ns | in hardware | seconds | ms";
     let mut table = format!("| {columns} |\n|{}\n", "---|".repeat(11));
-    for name in SETS_1K {
+    for name in SETS_1K.into_iter().chain(["acl1_10k"]) {
         for (words, masks, flows) in [
             ("all", None, None),
             ("128 masks, 8,000 flows", Some(128), Some(8000)),

@@ -102,13 +102,7 @@ fn covered(
     }
     made.extend(items.fixed.iter().map(|id| candidates[id.index()]));
     made.sort_by_key(|candidate| candidate.rule);
-    let left: BTreeSet<RuleId> = items
-        .list
-        .iter()
-        .zip(&choice.into)
-        .filter(|(_, into)| into.is_none())
-        .map(|(item, _)| item.rule)
-        .collect();
+    let left: BTreeSet<RuleId> = choice.left(items).map(|item| item.rule).collect();
     let covers = covers(job, &flows.lowered, items, choice, width);
     made.extend(covers);
     made.extend(items.behind.iter().map(|ranked| candidates[ranked.id.index()]));
@@ -138,15 +132,14 @@ fn covered(
 /// The covers of the flows that are left to workers, specific hash variants first. All have one class, so
 /// that their order changes the worker of a packet and nothing else.
 fn covers(job: &Job<'_>, lowered: &Lowered, items: &Items, choice: &Choice, width: Width) -> Vec<Candidate> {
-    let left = || items.list.iter().zip(&choice.into).filter(|(_, into)| into.is_none());
     let own_group = |item: &Item| match lowered.action(item.id) {
         LoweredAction::Steer(queue) => Some(lowered.queues[queue.index()].group),
         LoweredAction::Drop | LoweredAction::Pass => None,
     };
-    let usual = left().find_map(|(item, _)| own_group(item)).unwrap_or(GroupId(0));
+    let usual = choice.left(items).find_map(own_group).unwrap_or(GroupId(0));
     let may_differ = ranks(lowered) <= job.profile.priorities_per_program() / 2;
     let (mut known, mut made) = (MaskIndex::default(), Vec::new());
-    for (item, _) in left() {
+    for item in choice.left(items) {
         let cube = widened(&lowered.candidate(item.id).cube, width);
         if known.is_contained(&cube, usize::MAX, &mut 0) {
             continue;

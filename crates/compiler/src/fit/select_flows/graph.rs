@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use program::RuleId;
 
-use super::MaskKey;
+use super::{MAX_ITEMS, MaskKey};
 use crate::cube::{Cube, DST_MAC, HAS_IPV4, HAS_IPV6, Image, PROTOCOL, SRC_MAC, WORDS};
 use crate::fit::merge_masks::splittable;
 use crate::job::Job;
@@ -34,6 +34,8 @@ pub(super) struct Item {
 pub(super) struct Items {
     /// Those to choose from, by precedence.
     pub(super) list: Vec<Item>,
+    /// Those after them, which are too many to choose from.
+    pub(super) beyond: Vec<Item>,
     /// Those that copy, or are about sent packets, which no worker can decide.
     pub(super) fixed: Vec<CandidateId>,
     /// Those behind the covers: the default's, and of rules at the end that match by headers alone.
@@ -80,8 +82,17 @@ impl Items {
             kept.iter().filter(|ranked| !is_open(candidate(ranked))).map(|ranked| ranked.id).collect();
         let own = fixed.iter().chain(behind.iter().map(|ranked| &ranked.id));
         let fixed_masks = own.map(|id| MaskKey::of(lowered.candidate(*id), reading)).collect();
-        let mut items = Self { list: open.map(item).collect(), fixed, behind: behind.to_vec(), fixed_masks };
+        let mut items = Self {
+            list: open.map(item).collect(),
+            beyond: Vec::new(),
+            fixed,
+            behind: behind.to_vec(),
+            fixed_masks,
+        };
         items.pin(flows);
+        // A pinned one has to be chosen.
+        let kept = items.list.iter().rposition(|item| item.is_pinned).map_or(0, |last| last + 1);
+        items.beyond = items.list.split_off(items.list.len().min(kept.max(MAX_ITEMS)));
         items
     }
 
