@@ -212,7 +212,7 @@ fn few_choices_are_much_worse_than_the_best() {
     for _ in 0..100 {
         let mut rules: Vec<Networks> = Vec::new();
         while rules.len() < RULES {
-            let mut prefix = || (10 << 24 | next(2) << 16 | next(4) << 14, [16, 17, 18][next(3) as usize]);
+            let mut prefix = || (10 << 24 | next(2) << 16 | next(8) << 13, [17, 18, 19][next(3) as usize]);
             let rule = Networks { prefixes: [prefix(), prefix()], weight: u64::from(next(100)) + 1 };
             // One inside an earlier one has no packets.
             if !rules.iter().any(|earlier| rule.meets(earlier, true)) {
@@ -236,7 +236,7 @@ fn few_choices_are_much_worse_than_the_best() {
         }
     }
     println!("{ours} of {best}");
-    assert!(ours * 100 >= best * 90, "{ours} of {best}");
+    assert!(ours * 100 >= best * 99, "{ours} of {best}");
 }
 
 fn row(folder: &Path, name: &str, words: &str, model: &DeviceModel) -> String {

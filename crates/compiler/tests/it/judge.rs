@@ -540,7 +540,7 @@ fn a_program_for_a_small_mlx5_decides_as_the_policy() {
     let mlx5 = || DeviceModel { priorities: 12, ..DeviceModel::mlx5() };
     trial(&DeviceModel { max_flows: Some(40), max_shapes: Some(12), ..mlx5() }, 40);
     trial(&DeviceModel { max_flows: Some(60), max_shapes: Some(20), ..mlx5() }, 40);
-    trial(&DeviceModel { max_groups: Some(2), ..mlx5() }, 40);
+    trial(&DeviceModel { max_groups: Some(8), ..mlx5() }, 40);
     trial(&DeviceModel { ns_per_group: Some(20), ..mlx5() }, 40);
 }
 

@@ -585,8 +585,8 @@ fn unknown_limit(groups: &FlowGroups) -> Option<String> {
     let (priority, most) = groups.by_priority.iter().max_by_key(|(_, groups)| **groups)?;
     (groups.max_groups.is_none() && groups.has_single_flows).then(|| {
         format!(
-            "priority {priority} has {} flow groups, and the model has no limit for them: the kernel driver \
-             accepts these flows, a NIC may refuse them; max_groups in a model limits the groups",
+            "priority {priority} has {} flow groups; the kernel driver accepts them, a NIC may refuse them (no \
+             max_groups in the model)",
             number(*most)
         )
     })
