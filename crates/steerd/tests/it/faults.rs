@@ -15,6 +15,15 @@ struct ProviderUse {
     receive: &'static str,
 }
 
+impl ProviderUse {
+    /// Sets it for a daemon, on a soft NIC with the limits of an mlx5 and these faults.
+    fn set(self, command: &mut Command, faults: &str) {
+        let Self { provider, receive } = self;
+        command.env("STEERD_SOFTNIC__PROVIDER", provider).env("STEERD_SOFTNIC__PERSONALITY", "mlx5");
+        command.env("STEERD_SOFTNIC__FAULTS", faults).env("STEERD_DEVICE__RECEIVE", receive);
+    }
+}
+
 impl fmt::Display for ProviderUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, {}", self.provider, self.receive)
@@ -30,11 +39,9 @@ fn providers() -> impl Iterator<Item = ProviderUse> {
 
 /// `run --demo` on a soft NIC with the limits of an mlx5, with these faults.
 fn demonstration(under: ProviderUse, faults: &str) -> Command {
-    let ProviderUse { provider, receive } = under;
     let mut command = steerd();
     command.args(["run", "--demo", "--format", "json"]);
-    command.env("STEERD_SOFTNIC__PROVIDER", provider).env("STEERD_SOFTNIC__PERSONALITY", "mlx5");
-    command.env("STEERD_SOFTNIC__FAULTS", faults).env("STEERD_DEVICE__RECEIVE", receive);
+    under.set(&mut command, faults);
     command
 }
 
@@ -142,8 +149,7 @@ fn a_failed_queue_pair_of_a_sink_is_replaced() {
         let mut command = steerd();
         command.args(["run", "--format", "json", "--config"]).arg(config().join("demo.toml"));
         command.arg("--policy").arg(&policy);
-        command.env("STEERD_SOFTNIC__PROVIDER", provider).env("STEERD_SOFTNIC__PERSONALITY", "mlx5");
-        command.env("STEERD_SOFTNIC__FAULTS", "send-queue@20000");
+        provider.set(&mut command, "send-queue@20000");
         let daemon = Daemon::start_command(&mut command);
         let replaced = |daemon: &Daemon| daemon.state()["sinks"][0]["status"]["queue_pairs_replaced"] == "1";
         daemon.until("another queue pair", replaced);
