@@ -103,7 +103,7 @@ struct Choice {
 }
 
 impl Choice {
-    /// No more flows than must be chosen: the pinned ones, with all before them, as some of these precede them.
+    /// No more flows than must be chosen: the pinned ones, with all before them, some of which precede them.
     fn nothing(items: &Items) -> Self {
         let pinned = items.list.iter().rposition(|item| item.is_pinned).map_or(0, |last| last + 1);
         let mask = |(place, item): (usize, &graph::Item)| (place < pinned).then_some(item.key.mask);
