@@ -279,6 +279,8 @@ fn without_limits(profile: &DeviceModel) -> DeviceModel {
         max_flows: None,
         max_shapes: None,
         priority_table: None,
+        max_groups: None,
+        ns_per_group: None,
         max_queues: None,
         max_tables: None,
         ..profile.clone()

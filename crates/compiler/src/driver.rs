@@ -24,7 +24,9 @@
 use std::collections::BTreeSet;
 
 use device_model::DeviceModel;
-use program::{Program, RuleId, UndecidedReason};
+use policy::Policy;
+use policy::policy::Action;
+use program::{Program, RuleId, SinkKind, UndecidedReason};
 
 use crate::capacity;
 use crate::cover::{self, CoveredRule, MAX_FLOWS};
@@ -114,6 +116,8 @@ impl Demands {
         let masks = profile.max_shapes.map_or(usize::MAX, |most| most as usize);
         let groups = profile.flow_table().map_or(1, |table| table.groups as usize);
         let fewer = FEWER_MASKS.into_iter().chain([groups, 1]).filter(move |fewer| *fewer < masks);
+        let fewer: BTreeSet<usize> = fewer.collect();
+        let fewer = fewer.into_iter().rev();
         let ranks = profile.priorities_per_program();
         [masks]
             .into_iter()
@@ -183,7 +187,8 @@ impl Job<'_> {
         let has_price = self.profile.ns_per_group.is_some_and(|ns| ns > 0);
         let is_compared = has_price || self.profile.max_groups.is_some() && all.as_ref().is_ok_and(is_bound);
         let may_select = match &all {
-            Ok(_) => is_compared,
+            // Covers may take packets from the host that all flows leave to it.
+            Ok(_) => is_compared && self.may_take_from_host(),
             Err(problems) => problems.are_about_capacity(),
         };
         if !may_select || self.policy.groups.is_empty() {
@@ -191,7 +196,7 @@ impl Job<'_> {
         }
         let mut found = vec![all];
         for demands in Demands::relaxations(self.profile) {
-            // No attempt depends on what another one has found.
+            // No attempt depends on what another one has found, but all have their rounds together.
             known.by_order.clear();
             let program = self.attempt(demands, known);
             if program.is_ok() && !is_compared {
@@ -200,6 +205,17 @@ impl Job<'_> {
             found.push(program);
         }
         self.cheapest(found)
+    }
+
+    /// Whether workers may receive packets that the policy leaves to the kernel: they give them back, or the
+    /// policy allows that they are lost, or it leaves none.
+    fn may_take_from_host(&self) -> bool {
+        let Policy { rules, sinks, default, allow_lost_exceptions, .. } = self.policy;
+        let leaves_none =
+            || *default != Action::Kernel && rules.iter().all(|rule| rule.action != Action::Kernel);
+        *allow_lost_exceptions
+            || sinks.iter().any(|sink| matches!(sink.sink.kind, SinkKind::Kernel(_)))
+            || leaves_none()
     }
 
     /// The program that costs a packet least time of workers and of groups that it passes, of equal ones the
@@ -279,7 +295,7 @@ impl Job<'_> {
         let mut flows = order::order(lowered, self.apart);
         if let Demands::Selected(room) = demands {
             let selected = select_flows::select_flows(self, &prepared.rules, &flows, room);
-            flows = order::reorder(selected, self.apart);
+            flows = order::order(selected, self.apart);
         }
         Ok((placements, flows))
     }
@@ -410,14 +426,15 @@ mod tests {
     }
 
     #[test]
-    fn each_pass_of_the_table_is_called_once_in_its_order() {
+    fn passes_are_called_in_the_order_of_the_table() {
         let source = include_str!("driver.rs");
         let rows = source.lines().filter_map(|line| line.strip_prefix("//! | `"));
         let calls: Vec<usize> = rows
             .filter_map(|row| row.split('`').next())
             .map(|pass| {
                 let found: Vec<_> = source.match_indices(&format!("{pass}::{pass}(")).collect();
-                assert_eq!(found.len(), 1, "{pass}");
+                // Flows that were chosen are ranked anew.
+                assert_eq!(found.len(), 1 + usize::from(pass == "order"), "{pass}");
                 found[0].0
             })
             .collect();

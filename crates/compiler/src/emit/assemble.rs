@@ -266,9 +266,9 @@ fn rules(
         let undecided: Vec<UndecidedKey> = rule.undecided().cloned().chain(order).chain(room).collect();
         let has_flows = placements[index] != Placement::Nothing;
         // Without tags, workers test for all rules; a rule without flows gets packets only from the flows of
-        // earlier hybrid rules.
-        let is_tested =
-            tested[index] && (job.profile.has_tags() || has_flows || is_brought(&rules[..index], rule));
+        // earlier hybrid rules, and from covers.
+        let has_packets = || has_flows || !left.is_empty() || is_brought(&rules[..index], rule);
+        let is_tested = tested[index] && (job.profile.has_tags() || has_packets());
         let placement = if !undecided.is_empty() && (has_flows || is_tested) {
             program::Placement::Hybrid {
                 reason: hybrid_reason(job.policy, rule, placements[index], &undecided),

@@ -300,7 +300,10 @@ impl Limiter<'_> {
             return last;
         }
         candidate.is_compared = true;
-        self.hybrid.insert(candidate.rule);
+        // The packets of covers are compared in any case, which makes nothing of the default's own.
+        if !candidate.is_cover {
+            self.hybrid.insert(candidate.rule);
+        }
         self.compare(candidate.rule, open);
         // Below all flows that it need not precede: those decide their packets in hardware.
         self.most - 1

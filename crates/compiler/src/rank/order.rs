@@ -59,11 +59,6 @@ pub(crate) fn order(lowered: Lowered, apart: Option<(RuleId, RuleId)>) -> Ranked
     RankedFlows { lowered, ranking }
 }
 
-/// Ranks candidates that were chosen from those of an order before.
-pub(crate) fn reorder(chosen: Lowered, apart: Option<(RuleId, RuleId)>) -> RankedFlows {
-    order(chosen, apart)
-}
-
 /// The ranks of candidates, and those that are kept.
 fn ranking(candidates: &[Candidate], apart: Option<(RuleId, RuleId)>) -> Ranking {
     let mut ranks = Ranks::new(apart);

@@ -7,6 +7,8 @@ use std::path::Path;
 
 use compiler::{FlowGroups, Job, Weights};
 use device_model::DeviceModel;
+use packet::build::FrameBuilder;
+use packet::{DeepKey, MacAddr};
 use policy::{NoFiles, Policy, Source};
 use program::Program;
 
@@ -112,16 +114,17 @@ fn cost_ns(policy: &Policy, program: &Program, ns_per_group: f64) -> f64 {
 #[test]
 fn groups_that_cost_time_are_fewer() {
     let Some(folder) = test_support::corpora("rules") else { return };
-    let set = Set::read(&folder.join("acl1_1k"), 1);
+    // As the import of a set allows it.
+    let policy = Policy { allow_lost_exceptions: true, ..Set::read(&folder.join("acl1_1k"), 1).policy };
     let of_price = |ns| {
         let model = DeviceModel { ns_per_group: Some(ns), ..DeviceModel::mlx5() };
-        compile(&set.policy, &model)
+        compile(&policy, &model)
     };
     let free = of_price(0);
-    assert_eq!(free, compile(&set.policy, &DeviceModel::mlx5()));
+    assert_eq!(free, compile(&policy, &DeviceModel::mlx5()));
     let priced = of_price(10);
     assert!(masks(&priced) < masks(&free));
-    let [free, priced] = [free, priced].map(|program| cost_ns(&set.policy, &program, 10.0));
+    let [free, priced] = [free, priced].map(|program| cost_ns(&policy, &program, 10.0));
     println!("{priced} ns instead of {free}");
     assert!(priced < free / 2.0, "{priced} ns, {free} for groups without a price");
 }
@@ -289,4 +292,123 @@ fn table_of_few_flows() {
         }
     }
     let _ = std::io::stderr().write_all(table.as_bytes());
+}
+
+fn parsed(rules: String) -> Policy {
+    let text = format!(
+        "version = 1\nallow_lost_exceptions = true\n[groups.g]\nworkers = \"all\"\n[groups.a]\nworkers = \"all\"\n{rules}"
+    );
+    policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy").0
+}
+
+/// The name of the rule that decides a frame.
+fn rule_of(program: &Program, frame: &[u8]) -> String {
+    let explained = program.explain_deep(&DeepKey::of(frame));
+    program.rules[explained.outcome.rule.index()].name.to_string()
+}
+
+/// Each frame is decided by the rule of this name, on an mlx5 with any number of masks and flows that will do.
+fn check_decisions(policy: &Policy, frames: &[(&str, Vec<u8>)]) {
+    let mut covered = 0;
+    for masks in 1..12 {
+        for flows in [4, 8, 16, 64, 1_000] {
+            let profile = mlx5_with(Some(masks), Some(flows));
+            let Ok(program) = compiler::compile(policy, &profile, 2) else { continue };
+            covered += usize::from(program.flows.iter().any(|flow| flow.rule == program.default_rule()));
+            for (rule, frame) in frames {
+                assert_eq!(rule_of(&program, frame), *rule, "{masks} masks, {flows} flows\n{program}");
+            }
+        }
+    }
+    assert!(covered > 2, "{covered} programs with covers");
+}
+
+/// Rules of many masks, which meet no packet of another rule.
+fn many_masks() -> String {
+    let rule = |number: u32| {
+        format!(
+            "[[rules]]\nname = 'm{number}'\naction = 'drop'\n\
+             match = {{ protocol = 'udp', src = '128.0.0.0/{}', dst_port = {} }}\n",
+            8 + number,
+            2_000 + number
+        )
+    };
+    (0..16).map(rule).collect()
+}
+
+/// A rule that leaves packets to the kernel has flows for the part of them that an inseparable rule takes.
+#[test]
+fn covers_leave_packets_to_the_kernel() {
+    let policy = parsed(
+        "[[rules]]\nname = 'ssh'\nmatch = { protocol = 'tcp', dst_port = 22 }\naction = 'kernel'\n\
+         [[rules]]\nname = 'net'\nmatch = { src = '10.1.0.0/16' }\naction = { steer = 'g' }\n\
+         [[rules]]\nname = 'web'\nmatch = { protocol = 'tcp', dst = '192.0.2.0/24' }\naction = { steer = 'g' }\n"
+            .to_owned()
+            + &many_masks(),
+    );
+    let tcp = |src: [u8; 4], dst: [u8; 4], port| {
+        FrameBuilder::new().ipv4(src.into(), dst.into()).tcp(5, port, 2).build()
+    };
+    let (far, near, server) = ([172, 16, 0, 1], [10, 1, 0, 1], [192, 0, 2, 1]);
+    check_decisions(
+        &policy,
+        &[
+            ("ssh", tcp(far, server, 22)),
+            ("ssh", tcp(near, server, 22)),
+            ("net", tcp(near, server, 80)),
+            ("web", tcp(far, server, 80)),
+        ],
+    );
+}
+
+/// The device applies flows for multicast alone after all others.
+#[test]
+fn covers_do_not_hide_multicast_rules() {
+    let policy = parsed(
+        "[[rules]]\nname = 'mdns'\naction = { steer = 'a' }\n\
+         match = { dst_mac = 'multicast', protocol = 'udp', dst_port = 5353 }\n\
+         [[rules]]\nname = 'web'\nmatch = { protocol = 'udp', dst_port = 80 }\naction = { steer = 'g' }\n\
+         [[rules]]\nname = 'ports'\nmatch = { protocol = 'udp', dst_port = '7-79' }\naction = 'drop'\n"
+            .to_owned()
+            + &many_masks(),
+    );
+    let udp = |mac: [u8; 6], src_port, dst_port| {
+        let frame = FrameBuilder::new()
+            .ethernet(MacAddr(mac), MacAddr([2, 0, 0, 0, 0, 9]))
+            .ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        frame.udp(src_port, dst_port).build()
+    };
+    let (group, host) = ([1, 0, 0x5e, 0, 0, 0xfb], [2, 0, 0, 0, 0, 1]);
+    check_decisions(
+        &policy,
+        &[
+            ("mdns", udp(group, 5_353, 5_353)),
+            ("mdns", udp(group, 8, 5_353)),
+            ("web", udp(group, 8, 80)),
+            ("web", udp(host, 900, 80)),
+            ("ports", udp(host, 9, 9)),
+            ("ports", udp(group, 9, 9)),
+        ],
+    );
+}
+
+/// Covers would take packets from the host that nobody gives back, only to spare hops.
+#[test]
+fn hops_are_not_spared_with_the_host_s_packets() {
+    let rule = |number: u32| {
+        let (length, port) = (9 + number % 20, 1_000 + number);
+        format!(
+            "[[rules]]\nname = 'r{number}'\naction = 'drop'\n\
+             match = {{ protocol = 'udp', src = '10.0.0.0/{length}', dst_port = {port} }}\n"
+        )
+    };
+    let rules: String = (0..60).map(rule).collect();
+    let allowed = parsed(rules);
+    let strict = Policy { allow_lost_exceptions: false, ..allowed.clone() };
+    let dear = DeviceModel { ns_per_group: Some(500), ..DeviceModel::mlx5() };
+    let has_covers = |policy: &Policy| {
+        let program = compiler::compile(policy, &dear, 2).expect("it compiles");
+        program.flows.iter().any(|flow| flow.rule == program.default_rule())
+    };
+    assert!(has_covers(&allowed) && !has_covers(&strict));
 }

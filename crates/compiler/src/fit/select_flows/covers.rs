@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use policy::policy::Action;
 use program::{GroupId, RuleId};
 
 use super::graph::{Item, Items};
@@ -107,14 +108,17 @@ fn covered(
     made.extend(covers);
     made.extend(items.behind.iter().map(|ranked| candidates[ranked.id.index()]));
     let has_flows: BTreeSet<RuleId> = candidates.iter().map(|candidate| candidate.rule).collect();
-    // Covers also match packets of the rules behind them, and of rules without flows, which leave packets to
-    // the kernel.
-    let behind: BTreeSet<RuleId> =
-        items.behind.iter().map(|ranked| candidates[ranked.id.index()].rule).collect();
+    // Covers also match packets of the rules behind them, and those that a rule leaves to the kernel: such a
+    // rule has no flows, or has them for a part of its packets. A chosen flow that comes last on the device,
+    // whatever its priority, comes after the covers.
+    let last = made.iter().filter(|made| made.comes_last(job.profile)).map(|made| made.rule);
+    let behind = items.behind.iter().map(|ranked| candidates[ranked.id.index()].rule);
+    let behind: BTreeSet<RuleId> = behind.chain(last).collect();
+    let leaves = |rule: RuleId| job.policy.rules[rule.index()].action == Action::Kernel;
     let is_covered = |rule: &RuleId| {
         left.contains(rule)
             || behind.contains(rule)
-            || !has_flows.contains(rule) && rules[rule.index()].decides()
+            || rules[rule.index()].decides() && (!has_flows.contains(rule) || leaves(*rule))
     };
     let covered = (0..rules.len()).map(RuleId::of).filter(|rule| !left.is_empty() && is_covered(rule));
     let covered = covered.collect();

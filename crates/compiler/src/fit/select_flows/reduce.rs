@@ -251,9 +251,9 @@ impl<'r> Reduction<'r> {
         }
     }
 
-    /// Leaves items to workers.
-    fn leave(&mut self, left: &ItemSet) {
-        let mut open: Vec<usize> = left.items().filter(|item| self.chosen.has(*item)).collect();
+    /// Leaves items to workers; returns those that were chosen.
+    fn take_out(&mut self, left: &ItemSet) -> Vec<usize> {
+        let open: Vec<usize> = left.items().filter(|item| self.chosen.has(*item)).collect();
         for item in open.iter().copied() {
             self.chosen.remove(item);
             let class = self.class_of[item];
@@ -267,6 +267,12 @@ impl<'r> Reduction<'r> {
                 self.forget_splits_into(class);
             }
         }
+        open
+    }
+
+    /// Leaves items to workers while there are too many masks.
+    fn leave(&mut self, left: &ItemSet) {
+        let mut open = self.take_out(left);
         // It has become cheaper to leave the items before these.
         let mut seen = left.clone();
         while let Some(item) = open.pop() {
@@ -304,7 +310,8 @@ impl<'r> Reduction<'r> {
                 continue;
             }
             let left = self.left_with([item].into_iter());
-            self.leave(&left);
+            // No step of masks follows, for which others would have become cheaper.
+            self.take_out(&left);
         }
         Some(())
     }
