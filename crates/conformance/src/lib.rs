@@ -52,6 +52,7 @@ mod order;
 pub mod origin;
 pub mod packet_peer;
 mod parent_domain;
+pub mod reach;
 mod report;
 mod rss;
 mod sending;

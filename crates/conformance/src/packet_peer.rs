@@ -5,6 +5,7 @@
 //! looked at, and only such frames are sent, so the traffic of others on the interface stays as it is. A
 //! device cannot be asked whether it has processed what is on the wire: the peer waits for a fixed time.
 
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,8 @@ use wire::{
     AfPacketConfig, AfPacketWire, Burst, HandOver, MergedFrames, Promiscuous, TransmitError, Wire as _,
     WireError,
 };
+
+use verbs::SYSFS_CLASSES;
 
 use crate::Peer;
 use crate::bench::MAC;
@@ -26,6 +29,22 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const RING_FRAMES: u32 = 4096;
 /// The bytes that the two addresses of the cases share.
 const SHARED_BYTES: usize = 5;
+
+/// The flag of loopback interfaces (linux/if.h), and the base of the text of `flags` (net/core/net-sysfs.c).
+const IFF_LOOPBACK: u32 = 8;
+const FLAGS_BASE: u32 = 16;
+
+/// Why an interface is no peer.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum PeerError {
+    #[error("{0} is the device's own interface (hint: name the interface at the other end of its port)")]
+    Own(String),
+    #[error("{0} is a loopback interface, which reaches no port of a device (hint: name another interface)")]
+    Loopback(String),
+    #[error(transparent)]
+    Wire(#[from] WireError),
+}
 
 /// An interface that can reach the device under test.
 pub struct PacketPeer {
@@ -45,8 +64,14 @@ impl PacketPeer {
     /// are promiscuous until this is dropped.
     ///
     /// # Errors
-    /// An interface is unknown, down or not Ethernet, or CAP_NET_RAW is missing.
-    pub fn open(interface: &str, device: Option<&str>) -> Result<Self, WireError> {
+    /// An interface is unknown, down or not Ethernet, or the device's own; or CAP_NET_RAW is missing.
+    pub fn open(interface: &str, device: Option<&str>) -> Result<Self, PeerError> {
+        if device == Some(interface) {
+            return Err(PeerError::Own(interface.to_owned()));
+        }
+        if is_loopback(Path::new(SYSFS_CLASSES), interface) {
+            return Err(PeerError::Loopback(interface.to_owned()));
+        }
         let wire = AfPacketWire::open(&AfPacketConfig {
             interface: interface.to_owned(),
             promiscuous: true,
@@ -58,6 +83,14 @@ impl PacketPeer {
         let promiscuous = device.map(Promiscuous::hold).transpose()?;
         Ok(Self { end: Mutex::new(End { wire, sent: Vec::new() }), _promiscuous: promiscuous })
     }
+}
+
+/// Returns whether the kernel shows this flag for the interface.
+fn is_loopback(classes: &Path, interface: &str) -> bool {
+    let text = std::fs::read_to_string(classes.join("net").join(interface).join("flags"));
+    let text = text.unwrap_or_default();
+    let flags = u32::from_str_radix(text.trim().trim_start_matches("0x"), FLAGS_BASE).unwrap_or(0);
+    flags & IFF_LOOPBACK != 0
 }
 
 impl End {
@@ -121,5 +154,19 @@ mod tests {
         foreign[..12].copy_from_slice(&[0x02, 0, 0, 0, 0, 1, 0x02, 0, 0, 0, 0, 2]);
         assert!(!is_ours(&foreign));
         assert!(!is_ours(&ours[..4]), "a frame that is too short");
+    }
+
+    #[test]
+    fn interfaces_without_device_are_refused() {
+        let refused =
+            |interface, device| PacketPeer::open(interface, device).err().map(|error| error.to_string());
+        let own = refused("eth0", Some("eth0")).expect("refused");
+        assert!(own.contains("eth0 is the device's own interface"), "{own}");
+        let loopback = refused("lo", Some("eth0")).expect("refused");
+        assert!(loopback.contains("lo is a loopback interface"), "{loopback}");
+        let folder = tempfile::tempdir().expect("folder");
+        std::fs::create_dir_all(folder.path().join("net/eth0")).expect("made");
+        std::fs::write(folder.path().join("net/eth0/flags"), "0x1003\n").expect("written");
+        assert!(!is_loopback(folder.path(), "eth0") && !is_loopback(folder.path(), "nosuch"));
     }
 }

@@ -16,7 +16,7 @@ use conformance::link::LinkPeer;
 use conformance::model::{Bounds, FoundModel};
 use conformance::packet_peer::PacketPeer;
 use conformance::soft::SoftDevice;
-use conformance::{Bench, Peer, Report, Verdict, cases, model, origin, probe, run};
+use conformance::{Bench, Peer, Report, Verdict, cases, model, origin, probe, reach, run};
 use device_model::{DeviceModel, Origin};
 use serde::Serialize;
 use softnic::Personality;
@@ -59,14 +59,18 @@ struct Arguments {
     /// The most flows that are created at once. A limit above is not found.
     #[arg(long, value_name = "NUMBER", default_value_t = Bounds::default().flows, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     max_flows: u32,
-    /// Print one JSON object for a report: the device model with the answers, or the results of all cases,
-    /// which need --peer or --soft.
-    #[arg(long, value_enum, value_name = "probe|suite", conflicts_with_all = ["output", "default_output"])]
+    /// Print one JSON object for a report: the device model with the answers, the results of all cases, or
+    /// whether frames of the peer arrive. The last two need --peer or --soft. The object has `error` alone if
+    /// there is one.
+    #[arg(long, value_enum, value_name = "probe|suite|peer", conflicts_with_all = ["output", "default_output"])]
     evidence: Option<EvidencePart>,
-    /// With --evidence suite: an interface that reaches the device's port, or `link:NAME` for end `b` of a
+    /// With --evidence suite and peer: an interface that reaches the device's port, or `link:NAME` for end `b` of a
     /// link. The port must have no traffic of others: some cases take all packets of it for a moment.
     #[arg(long, value_name = "INTERFACE", requires = "evidence")]
     peer: Option<String>,
+    /// End when standard input ends, as it does when the process that holds its other end is killed.
+    #[arg(long, requires = "evidence")]
+    until_eof: bool,
 }
 
 /// A part of a report that this program finds.
@@ -74,6 +78,19 @@ struct Arguments {
 enum EvidencePart {
     Probe,
     Suite,
+    Peer,
+}
+
+/// The output of `--evidence peer`, if a frame of the peer arrives.
+#[derive(Debug, Serialize)]
+struct PeerEvidence {
+    is_reached: bool,
+}
+
+/// The output of a part that cannot be found.
+#[derive(Debug, Serialize)]
+struct FailedEvidence {
+    error: String,
 }
 
 /// The output of `--evidence probe`.
@@ -96,13 +113,27 @@ fn main() -> ExitCode {
     // A write beyond the limit of file sizes fails with EFBIG then, and leaves no temporary file.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
     let arguments = Arguments::parse();
+    if arguments.until_eof {
+        std::thread::spawn(end_at_eof);
+    }
     match act(&arguments) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(error) if arguments.evidence.is_some() => {
+            let evidence = FailedEvidence { error: chain(&*error) };
+            let _ = print(&(serde_json::to_string(&evidence).unwrap_or_default() + "\n"));
+        }
         Err(error) => {
             let _ = writeln!(io::stderr(), "steerd-probe: {}", chain(&*error));
-            ExitCode::from(NO_DEVICE)
         }
     }
+    ExitCode::from(NO_DEVICE)
+}
+
+/// Waits for the end of standard input and ends the process, without handlers of libraries that other threads
+/// are in. The kernel removes its objects (uverbs_destroy_ufile_hw).
+fn end_at_eof() {
+    let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
+    signal_hook::low_level::exit(i32::from(NO_DEVICE));
 }
 
 /// The error and those of its sources that its text does not repeat.
@@ -177,16 +208,8 @@ fn write_new(path: &Path, text: &str) -> io::Result<()> {
 }
 
 fn act(arguments: &Arguments) -> Result<(), Failed> {
-    match arguments.evidence {
-        Some(EvidencePart::Probe) => {
-            let Probed { report, model: Some(found) } = probed(arguments, true)? else {
-                return Err("no device model was found".into());
-            };
-            let evidence = ProbeEvidence { model: model::text(&found), report };
-            return print(&(serde_json::to_string(&evidence)? + "\n"));
-        }
-        Some(EvidencePart::Suite) => return print(&(serde_json::to_string(&suite(arguments)?)? + "\n")),
-        None => {}
+    if let Some(part) = arguments.evidence {
+        return print(&(evidence(arguments, part)? + "\n"));
     }
     let destination = Destination::of(arguments)?;
     let probed = probed(arguments, destination != Destination::Nowhere)?;
@@ -210,6 +233,39 @@ fn act(arguments: &Arguments) -> Result<(), Failed> {
     print(&text)
 }
 
+/// The object of a part of a report.
+fn evidence(arguments: &Arguments, part: EvidencePart) -> Result<String, Failed> {
+    match part {
+        EvidencePart::Probe => {
+            let Probed { report, model: Some(found) } = probed(arguments, true)? else {
+                return Err("no device model was found".into());
+            };
+            Ok(serde_json::to_string(&ProbeEvidence { model: model::text(&found), report })?)
+        }
+        EvidencePart::Suite => {
+            let report = on_bench(arguments, |bench, personality| Ok(run_all(bench, personality)))?;
+            Ok(serde_json::to_string(&report)?)
+        }
+        EvidencePart::Peer => {
+            if !on_bench(arguments, |bench, _| Ok(reach::is_reached(bench)?))? {
+                return Err(unreached(arguments).into());
+            }
+            Ok(serde_json::to_string(&PeerEvidence { is_reached: true })?)
+        }
+    }
+}
+
+/// The message about a peer that is at another end.
+fn unreached(arguments: &Arguments) -> String {
+    let peer = arguments.peer.as_deref().unwrap_or(SOFT);
+    let device = arguments.device.as_deref().unwrap_or(SOFT);
+    format!(
+        "no frame from the peer {peer} arrives at {device}, port {} (hint: --peer names the interface at the other end of \
+         the port's cable, or another function of the NIC; is the link of both up?)",
+        arguments.port
+    )
+}
+
 /// The result of probing a device.
 struct Probed {
     report: Report,
@@ -222,36 +278,37 @@ fn probed(arguments: &Arguments, wants_model: bool) -> Result<Probed, Failed> {
         let device = SoftDevice::new(personality)?;
         // What a soft NIC does cannot be found only where it takes too many objects.
         let fallback = DeviceModel::of_base(personality.model().personality);
-        let mut probed = of(device.context(), (arguments, wants_model), Some(&device), &fallback, SOFT)?;
+        let mut probed = tried(device.context(), arguments, wants_model, Some(&device), &fallback, SOFT)?;
         probed.report.device = format!("soft NIC ({personality})");
         return Ok(probed);
     }
     let RealDevice { device, context, driver, fallback } = RealDevice::open(arguments)?;
-    of(
-        &context,
-        (&Arguments { port: device.port.0, ..arguments.clone() }, wants_model),
-        None,
-        &fallback,
-        &driver,
-    )
+    let arguments = Arguments { port: device.port.0, ..arguments.clone() };
+    tried(&context, &arguments, wants_model, None, &fallback, &driver)
 }
 
-/// Runs every case on the device, with its peer.
-fn suite(arguments: &Arguments) -> Result<Report, Failed> {
+/// Calls a function with the device and its peer on a bench.
+fn on_bench<T>(
+    arguments: &Arguments,
+    act: impl FnOnce(&Bench<'_>, Option<Personality>) -> Result<T, Failed>,
+) -> Result<T, Failed> {
     if let Some(personality) = arguments.soft {
         let device = SoftDevice::new(personality)?;
         let bench = Bench::new(device.context(), PortNumber(1), Some(&device))?;
-        return Ok(run_all(&bench, Some(personality)));
+        return act(&bench, Some(personality));
     }
-    let peer = arguments.peer.as_deref().ok_or("--evidence suite needs a peer (hint: --peer INTERFACE)")?;
+    let peer = arguments.peer.as_deref().ok_or("this part needs a peer (hint: --peer INTERFACE)")?;
     let RealDevice { device, context, .. } = RealDevice::open(arguments)?;
     let peer: Box<dyn Peer> = match peer.strip_prefix(LINK) {
         Some(link) => Box::new(LinkPeer::meet(link)?),
-        None => Box::new(PacketPeer::open(peer, device.interface(Path::new(SYSFS_CLASSES)).as_deref())?),
+        None => {
+            let own = device.interface(Path::new(SYSFS_CLASSES));
+            let opened = PacketPeer::open(peer, own.as_deref());
+            Box::new(opened.map_err(|error| format!("--peer {peer}: {}", chain(&error)))?)
+        }
     };
     let bench = Bench::new(&context, device.port, Some(&*peer))?;
-    let kind = origin::kind(Path::new(origin::SYSFS), &device.device);
-    Ok(run_all(&bench, kind))
+    act(&bench, origin::kind(Path::new(origin::SYSFS), &device.device))
 }
 
 /// Runs every case and shows the progress.
@@ -304,9 +361,11 @@ impl RealDevice {
     }
 }
 
-fn of(
+/// Tries an open device.
+fn tried(
     context: &Arc<Context>,
-    (arguments, wants_model): (&Arguments, bool),
+    arguments: &Arguments,
+    wants_model: bool,
     peer: Option<&dyn Peer>,
     fallback: &DeviceModel,
     driver: &str,

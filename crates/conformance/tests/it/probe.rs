@@ -1,6 +1,6 @@
 //! `steerd-probe` as a program.
 
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 fn run(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_steerd-probe")).args(arguments).output().expect("the binary runs")
@@ -88,9 +88,22 @@ fn evidence_is_one_object_for_a_report() {
     let suite = object("suite");
     assert_eq!(suite["rows"].as_array().map(Vec::len), Some(conformance::cases().len()));
     let alone = run(&["--evidence", "suite", "nosuch"]);
-    let complaint = String::from_utf8_lossy(&alone.stderr).into_owned();
+    let complaint: serde_json::Value = serde_json::from_slice(&alone.stdout).expect("JSON");
     assert_eq!(alone.status.code(), Some(4), "{complaint}");
-    assert!(complaint.contains("needs a peer (hint: --peer INTERFACE)"), "{complaint}");
+    assert_eq!(complaint["error"], "this part needs a peer (hint: --peer INTERFACE)");
+    assert_eq!(object("peer")["is_reached"], true);
+}
+
+/// The end of a report that is killed.
+#[test]
+fn a_closed_input_ends_the_program() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_steerd-probe"));
+    command.args(["--soft", "mlx5", "--evidence", "suite", "--until-eof"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the binary runs");
+    drop(child.stdin.take());
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(4), "{output:?}");
+    assert!(output.stdout.is_empty(), "it has run to its regular end");
 }
 
 #[test]
