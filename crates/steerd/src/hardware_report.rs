@@ -20,6 +20,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) use collect::{ReportError, ReportOptions, collect};
 pub(crate) use validate::validate;
 
+/// The pattern that ends with the first refusal.
+const UNTIL_REFUSED: &str = "until_refused";
 /// The version of the format.
 const VERSION: u32 = 1;
 
@@ -171,7 +173,7 @@ pub(crate) enum RowVerdict {
     NotRun,
 }
 
-/// How fast the device takes flows and lets them go.
+/// How fast the device installs and removes flows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FlowEvidence {
@@ -231,11 +233,24 @@ pub(crate) struct ReceivePoint {
     /// Flows of different masks before the one that the frames match, as wanted and as installed.
     pub(crate) masks_wanted: u32,
     pub(crate) masks: u32,
+    /// The time of the rates, after a warm-up.
     pub(crate) milliseconds: u64,
+    /// All frames, with those of the warm-up and those that arrived after the end of sending.
     pub(crate) sent: u64,
     pub(crate) received: u64,
+    pub(crate) sent_per_second: u64,
     /// Received while the sender sent.
     pub(crate) received_per_second: u64,
+    /// The worker received nearly all that was sent meanwhile, and the sender did not wait for it: the worker
+    /// may be faster than this.
+    pub(crate) is_sender_limited: bool,
+}
+
+impl FlowEvidence {
+    /// The result of the pattern that ends with the first refusal.
+    fn until_refused(&self) -> Option<&PatternResult> {
+        self.patterns.iter().find(|pattern| pattern.name == UNTIL_REFUSED)
+    }
 }
 
 impl HardwareReport {
@@ -255,13 +270,32 @@ impl HardwareReport {
             parts.push(format!("{} are broken", self.probe.broken));
         }
         if let Some(first) = self.flows.as_ref().and_then(|flows| flows.patterns.first()) {
-            parts.push(format!("{} flows at {}/s", first.installed, first.inserts_per_second));
+            let PatternResult { wanted, installed, inserts_per_second, .. } = first;
+            parts.push(match &first.ended_by {
+                None => format!("{installed} flows at {inserts_per_second}/s"),
+                Some(why) => {
+                    format!("{installed} of {wanted} flows ({why}) at {inserts_per_second}/s")
+                }
+            });
+        }
+        if let Some(last) = self.flows.as_ref().and_then(FlowEvidence::until_refused) {
+            parts.push(match &last.ended_by {
+                None => format!("no refusal up to {}", last.installed),
+                Some(why) => format!("{why} after {}", last.installed),
+            });
+        }
+        if let Some(FlowEvidence { left_behind: left_behind @ 1.., .. }) = &self.flows {
+            parts.push(format!("{left_behind} flows left behind"));
         }
         if let Some(SuiteEvidence { rows, as_expected, mismatches, .. }) = &self.suite {
             parts.push(format!("{as_expected} of {rows} rows as expected, {mismatches} mismatches"));
         }
         if let Some(point) = self.receive.as_ref().and_then(|receive| receive.points.first()) {
-            parts.push(format!("{} packets/s of {} bytes", point.received_per_second, point.frame_bytes));
+            let limit = if point.is_sender_limited { " (sender-limited)" } else { "" };
+            parts.push(format!(
+                "{} packets/s of {} bytes{limit}",
+                point.received_per_second, point.frame_bytes
+            ));
         }
         let has_tried_peer = self.missing.iter().any(|missing| missing.part != ReportPart::Flows);
         if self.suite.is_none() && !has_tried_peer && self.completeness != Completeness::Interrupted {

@@ -8,6 +8,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use device_model::DeviceModel;
+use rustix::thread::{CapabilitySet, capabilities};
 use verbs::{DevicePort, PortNumber, SYSFS_CLASSES};
 
 use super::suite::ProbedDevice;
@@ -41,8 +42,17 @@ pub(crate) enum ReportError {
         program.display()
     )]
     Probe { program: PathBuf, source: io::Error },
-    #[error("steerd-probe failed; its message is above")]
-    ProbeFailed,
+    #[error("steerd-probe: {0}")]
+    ProbeFailed(String),
+    #[error("flows need the capability CAP_NET_RAW (hint: run this as root)")]
+    NotPermitted,
+    #[error("{0} is a software NIC, which has a generator in place of a peer (hint: leave out --peer)")]
+    NeedlessPeer(String),
+    #[error(
+        "no frame from the peer {peer} arrives at port {port} (hint: --peer names the interface at the other end of \
+         the port's cable, or another function of the NIC)"
+    )]
+    UnreachedPort { peer: String, port: u8 },
     #[error("steerd-probe is of another version: {0} (hint: install both programs of one release)")]
     ProbeAnswer(String),
     #[error("the device model of steerd-probe cannot be read: {0}")]
@@ -61,7 +71,7 @@ pub(crate) enum ReportError {
     Peer(#[source] wire::WireError),
     #[error("the peer: {0}")]
     LinkName(String),
-    #[error("nobody answers at the other end of the peer {0}")]
+    #[error("no device is at the other end of the peer {0}")]
     SilentPeer(String),
     #[error("the worker cannot be made")]
     Worker(#[source] worker::Error),
@@ -98,11 +108,24 @@ impl Subject {
         }
     }
 
-    fn open(&self, peer: Option<&str>) -> Result<OpenTarget, ReportError> {
+    fn open(&self) -> Result<OpenTarget, ReportError> {
         match self {
             Self::Soft { name, personality, .. } => OpenTarget::soft(name, *personality),
-            Self::Real(device) => OpenTarget::real(device, peer),
+            Self::Real(device) => OpenTarget::real(device),
         }
+    }
+
+    /// Checks the privilege and the peer before anything is measured.
+    fn check(&self, options: ReportOptions<'_>, is_stopped: &dyn Fn() -> bool) -> Result<(), ReportError> {
+        match (self, options.peer) {
+            (Self::Soft { name, .. }, Some(_)) => return Err(ReportError::NeedlessPeer(name.clone())),
+            // `ib_uverbs_ex_create_flow` of the kernel asks for it; a software NIC has rules of its own.
+            (Self::Real(_), _) if !has_net_raw() => return Err(ReportError::NotPermitted),
+            (Self::Real(_), None) => return Ok(()),
+            (Self::Soft { .. }, None) | (Self::Real(_), Some(_)) => {}
+        }
+        progress("check of the peer");
+        suite::reach(&self.probed(), options.peer, is_stopped)
     }
 
     fn has_peer(&self, options: ReportOptions<'_>) -> bool {
@@ -110,17 +133,22 @@ impl Subject {
     }
 }
 
+fn has_net_raw() -> bool {
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::NET_RAW))
+}
+
 /// Makes the report of a device. Progress is shown on stderr. `is_stopped` is asked often; the report then
 /// ends early, with what was found.
 ///
 /// # Errors
-/// The device cannot be probed.
+/// The device cannot be probed, or its port cannot be reached.
 pub(crate) fn collect(
     settings: &Settings,
     options: ReportOptions<'_>,
     is_stopped: &dyn Fn() -> bool,
 ) -> Result<HardwareReport, ReportError> {
     let subject = Subject::of(settings, options.name)?;
+    subject.check(options, is_stopped)?;
     progress("model and answers");
     let probe = suite::probe(&subject.probed(), options.is_quick, is_stopped)?;
     let model = DeviceModel::parse(Path::new("report"), &probe.model).map_err(ReportError::Model)?;
@@ -131,7 +159,9 @@ pub(crate) fn collect(
     let mut parts = Parts { missing: Vec::new(), is_stopped };
     let mut suite = None;
     if subject.has_peer(options) {
-        progress("conformance suite");
+        let is_live = options.peer.is_some();
+        let warning = if is_live { "; some cases take all packets of the port for a moment" } else { "" };
+        progress(&format!("conformance suite{warning}"));
         let run = || suite::suite(&subject.probed(), options.peer, is_stopped).map(Some);
         suite = parts.take(ReportPart::Suite, run);
     }
@@ -174,7 +204,7 @@ fn measured(
     }
     let mut opened = None;
     let flows = parts.take(ReportPart::Flows, || {
-        let target = opened.insert(subject.open(options.peer)?);
+        let target = opened.insert(subject.open()?);
         let (context, port) = (&target.context, target.port);
         let steps = &mut |step: &str| progress(&format!("flows: {step}"));
         flow_rate::measure(context, port, model.priorities, options.is_quick, steps, is_stopped).map(Some)
@@ -184,6 +214,7 @@ fn measured(
         return (flows, None);
     }
     let receive = parts.take(ReportPart::Receive, || {
+        target.connect(options.peer)?;
         receive_rate::measure(&mut target, model, options.is_quick, &mut progress, is_stopped)
     });
     (flows, receive)

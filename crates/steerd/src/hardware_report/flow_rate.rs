@@ -1,4 +1,4 @@
-//! How fast a device takes flows and lets them go, and where it refuses: by `ibv_create_flow` itself, on a
+//! How fast a device installs and removes flows, and where it refuses: by `ibv_create_flow` itself, on a
 //! queue of the report's own.
 //!
 //! No flow takes a packet of others (`target`), and all are removed when a pattern ends, however it ends:
@@ -16,7 +16,7 @@ use verbs::{
 };
 
 use super::target::TEST_MAC;
-use super::{FlowEvidence, PatternResult, ReportError};
+use super::{FlowEvidence, PatternResult, ReportError, UNTIL_REFUSED};
 
 /// Addresses for benchmarks (RFC 2544).
 const ADDRESSES: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
@@ -52,7 +52,7 @@ const PATTERNS: [FlowPattern; 4] = [
     FlowPattern { name: "one_mask", masks: 1, flows: 4096, address: one_mask },
     FlowPattern { name: "sixteen_of_each_mask", masks: 64, flows: 64 * PER_MASK, address: sixteen_of_each },
     FlowPattern { name: "one_of_each_mask", masks: 512, flows: 512, address: one_of_each },
-    FlowPattern { name: "until_refused", masks: 1, flows: 32_768, address: one_mask },
+    FlowPattern { name: UNTIL_REFUSED, masks: 1, flows: 32_768, address: one_mask },
 ];
 /// With `--quick` so many times fewer.
 const QUICK: u32 = 16;
@@ -128,7 +128,7 @@ impl InstalledFlows {
 /// Measures all patterns. `priorities`: how many the device has.
 ///
 /// # Errors
-/// The device refuses a queue.
+/// The device refuses a queue, or the process may make no flow.
 pub(super) fn measure(
     context: &Arc<Context>,
     port: PortNumber,
@@ -150,6 +150,12 @@ pub(super) fn measure(
         steps(pattern.name);
         let attr = |number| flow(port, priority, (pattern.address)(number));
         let (result, left_behind) = run(&target, pattern, &attr, is_stopped);
+        if evidence.patterns.is_empty()
+            && result.installed == 0
+            && result.ended_by.as_deref() == Some("EPERM")
+        {
+            return Err(ReportError::NotPermitted);
+        }
         evidence.left_behind += left_behind;
         evidence.patterns.push(result);
     }

@@ -17,25 +17,29 @@ use verbs::{
 use worker::{Idle, ServedPort, Worker, WorkerConfig, WorkerControl, WorkerHandle};
 
 use super::flow_rate::{AddressMatch, InstalledFlows, OTHER_ADDRESSES, flow, one_of_each, per_second};
-use super::target::{OpenTarget, SOURCE_MAC, TEST_MAC};
+use super::target::{OpenTarget, SOURCE_MAC, SendTimes, TEST_MAC};
 use super::{ReceiveEvidence, ReceivePoint, ReportError};
 
 /// The lengths of frames, without FCS.
 const FRAME_BYTES: [u32; 3] = [64, 256, 1500];
 /// The numbers of masks before the flow of the frames.
 const MASKS: [u32; 4] = [1, 8, 64, 512];
-const POINT_TIME: Duration = Duration::from_secs(1);
-const QUICK_TIME: Duration = Duration::from_millis(30);
+const TIMES: SendTimes = SendTimes { warm_up: Duration::from_millis(200), measured: Duration::from_secs(1) };
+const QUICK_TIMES: SendTimes =
+    SendTimes { warm_up: Duration::from_millis(10), measured: Duration::from_millis(30) };
+/// The time for the frames of a check.
+const CHECK_TIMES: SendTimes = SendTimes { warm_up: Duration::ZERO, measured: Duration::from_millis(1) };
 /// The time without a packet after which none is on its way any more.
 const SETTLE: Duration = Duration::from_millis(200);
 const STEP: Duration = Duration::from_millis(1);
 const PATIENCE: Duration = Duration::from_secs(5);
 const KEY: [u8; 40] = [0x6d; 40];
 const DISCARD: u16 = 9;
+
 /// Measures all points.
 ///
 /// # Errors
-/// The device refuses a worker, or its flow.
+/// The device refuses a worker, or its flow; or no frame arrives.
 pub(super) fn measure(
     target: &mut OpenTarget,
     model: &DeviceModel,
@@ -45,6 +49,10 @@ pub(super) fn measure(
 ) -> Result<Option<ReceiveEvidence>, ReportError> {
     let Some(source) = target.source.as_ref().map(|source| source.name().to_owned()) else { return Ok(None) };
     let rig = ReceiveRig::start(target, model)?;
+    if let Err(error) = rig.check(target, is_stopped) {
+        rig.stop();
+        return Err(error);
+    }
     let mut points = Vec::new();
     let measured = MASKS.iter().take_while(|_| !is_stopped()).try_for_each(|masks| {
         steps(&format!("receive rate behind {masks} masks"));
@@ -105,6 +113,22 @@ impl ReceiveRig {
         }
     }
 
+    /// Checks that a frame of the source arrives.
+    fn check(&self, target: &mut OpenTarget, is_stopped: &dyn Fn() -> bool) -> Result<(), ReportError> {
+        let Some(source) = &mut target.source else { return Ok(()) };
+        let mut traffic = InstalledFlows::default();
+        traffic.add(&self.queue, &self.traffic).map_err(ReportError::Verbs)?;
+        let start = self.received();
+        let until = Instant::now() + PATIENCE;
+        while Instant::now() < until && !is_stopped() {
+            let sent = source.send(&frame(FRAME_BYTES[0]), CHECK_TIMES, &|| self.received(), is_stopped);
+            if self.settled(start, sent.total) > 0 {
+                return Ok(());
+            }
+        }
+        Err(ReportError::UnreachedPort { peer: source.peer().to_owned(), port: target.port.0 })
+    }
+
     /// Adds the points of all lengths behind so many masks, as far as the device takes them.
     fn measure_behind(
         &self,
@@ -124,10 +148,8 @@ impl ReceiveRig {
         for frame_bytes in FRAME_BYTES {
             let frame = frame(frame_bytes);
             let start = self.received();
-            let begun = Instant::now();
-            let time = if is_quick { QUICK_TIME } else { POINT_TIME };
-            let sent = source.send_for(&frame, time, is_stopped);
-            let (meanwhile, elapsed) = (self.received() - start, begun.elapsed());
+            let times = if is_quick { QUICK_TIMES } else { TIMES };
+            let sent = source.send(&frame, times, &|| self.received(), is_stopped);
             if is_stopped() {
                 break;
             }
@@ -135,10 +157,12 @@ impl ReceiveRig {
                 frame_bytes,
                 masks_wanted: masks,
                 masks: before.len(),
-                milliseconds: elapsed.as_millis() as u64,
-                sent,
-                received: self.settled(start, sent),
-                received_per_second: per_second(meanwhile, elapsed),
+                milliseconds: sent.elapsed.as_millis() as u64,
+                sent: sent.total,
+                received: self.settled(start, sent.total),
+                sent_per_second: per_second(sent.sent, sent.elapsed),
+                received_per_second: per_second(sent.received, sent.elapsed),
+                is_sender_limited: sent.is_sender_limited,
             });
         }
         Ok(())
@@ -233,6 +257,8 @@ mod tests {
             };
             assert_eq!(evidence.points.len(), FRAME_BYTES.len() * MASKS.len(), "{personality}");
             for point in evidence.points {
+                assert!(!point.is_sender_limited, "the generator is never the limit: {point:?}");
+                assert!((1..1000).contains(&point.milliseconds), "{personality}: {point:?}");
                 assert!(point.sent > 0 && point.received > 0, "{personality}: {point:?}");
                 assert!(point.received <= point.sent, "{personality}: {point:?}");
             }

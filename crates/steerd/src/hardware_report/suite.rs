@@ -1,9 +1,10 @@
 //! The parts of a report that `steerd-probe` (crate `conformance`) finds: it runs as a child, prints an
-//! object, and is killed if the report is interrupted. The kernel then removes its objects.
+//! object, and is killed if the report is interrupted. It ends by itself when its standard input ends, so also
+//! when this process is killed. The kernel then removes its objects.
 
 use std::io::Read as _;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -33,6 +34,18 @@ pub(super) enum ProbedDevice {
 struct ProbeAnswer {
     model: String,
     report: SuiteAnswer,
+}
+
+/// The output of `--evidence peer`.
+#[derive(Debug, Deserialize)]
+struct PeerAnswer {
+    is_reached: bool,
+}
+
+/// The output of a part that could not be found.
+#[derive(Debug, Deserialize)]
+struct FailedAnswer {
+    error: String,
 }
 
 /// A report of the suite.
@@ -80,6 +93,25 @@ pub(super) fn probe(
     })
 }
 
+/// Checks that flows can be made and that a frame of the peer arrives; a software NIC has a peer in any case.
+///
+/// # Errors
+/// None arrives; else as for [`probe`].
+pub(super) fn reach(
+    device: &ProbedDevice,
+    peer: Option<&str>,
+    is_stopped: &dyn Fn() -> bool,
+) -> Result<(), ReportError> {
+    let PeerAnswer { is_reached } =
+        ask(device, &[&["--evidence", "peer"], &of_peer(peer)[..]].concat(), is_stopped)?;
+    if is_reached { Ok(()) } else { Err(ReportError::ProbeAnswer("no frame of the peer arrives".to_owned())) }
+}
+
+/// The arguments for a peer.
+fn of_peer(peer: Option<&str>) -> Vec<&str> {
+    peer.iter().flat_map(|peer| ["--peer", peer]).collect()
+}
+
 /// Runs every case of the suite on a device with this peer; a software NIC has one in any case.
 ///
 /// # Errors
@@ -89,8 +121,8 @@ pub(super) fn suite(
     peer: Option<&str>,
     is_stopped: &dyn Fn() -> bool,
 ) -> Result<SuiteEvidence, ReportError> {
-    let peer: Vec<&str> = peer.iter().flat_map(|peer| ["--peer", peer]).collect();
-    let answer: SuiteAnswer = ask(device, &[&["--evidence", "suite"], &peer[..]].concat(), is_stopped)?;
+    let answer: SuiteAnswer =
+        ask(device, &[&["--evidence", "suite"], &of_peer(peer)[..]].concat(), is_stopped)?;
     let rows: Vec<SuiteRow> = answer.rows.into_iter().map(SuiteRow::from).collect();
     Ok(SuiteEvidence {
         rows: rows.len() as u32,
@@ -116,7 +148,7 @@ fn ask<T: for<'de> Deserialize<'de>>(
     let own = std::env::current_exe().map_err(|source| failed(&PathBuf::from(PROBE), source))?;
     let program = own.with_file_name(PROBE);
     let mut command = Command::new(&program);
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
+    command.args(arguments).arg("--until-eof").stdin(Stdio::piped()).stdout(Stdio::piped());
     match device {
         ProbedDevice::Soft(personality) => command.args(["--soft", personality]),
         ProbedDevice::Real { name, port } => command.args(["--port", &port.to_string(), "--", name]),
@@ -132,22 +164,30 @@ fn ask<T: for<'de> Deserialize<'de>>(
     let text =
         reader.join().unwrap_or_else(|_| Ok(String::new())).map_err(|source| failed(&program, source))?;
     match code {
-        Ended::Stopped => Err(ReportError::Interrupted),
-        Ended::Failed => Err(ReportError::ProbeFailed),
-        Ended::Ok => serde_json::from_str(&text).map_err(|error| ReportError::ProbeAnswer(error.to_string())),
+        ChildEnding::Stopped => Err(ReportError::Interrupted),
+        ChildEnding::Failed(status) => Err(ReportError::ProbeFailed(failure(&text, status))),
+        ChildEnding::Success => {
+            serde_json::from_str(&text).map_err(|error| ReportError::ProbeAnswer(error.to_string()))
+        }
     }
 }
 
-/// How a child has ended.
+/// The message of a child that has failed.
+fn failure(text: &str, status: ExitStatus) -> String {
+    let answer = serde_json::from_str::<FailedAnswer>(text);
+    answer.map_or_else(|_| format!("it ended with {status} and no message"), |answer| answer.error)
+}
+
+/// The end of a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ended {
-    Ok,
-    Failed,
+enum ChildEnding {
+    Success,
+    Failed(ExitStatus),
     Stopped,
 }
 
 /// Waits for the end of a child, and brings it about if the report is interrupted.
-fn wait(child: &mut Child, is_stopped: &dyn Fn() -> bool) -> std::io::Result<Ended> {
+fn wait(child: &mut Child, is_stopped: &dyn Fn() -> bool) -> std::io::Result<ChildEnding> {
     loop {
         let status = child.try_wait()?;
         // A terminal sends its signal to the child as well.
@@ -156,11 +196,11 @@ fn wait(child: &mut Child, is_stopped: &dyn Fn() -> bool) -> std::io::Result<End
                 child.kill()?;
                 child.wait()?;
             }
-            return Ok(Ended::Stopped);
+            return Ok(ChildEnding::Stopped);
         }
         match status {
-            Some(status) if status.success() => return Ok(Ended::Ok),
-            Some(_) => return Ok(Ended::Failed),
+            Some(status) if status.success() => return Ok(ChildEnding::Success),
+            Some(status) => return Ok(ChildEnding::Failed(status)),
             None => std::thread::sleep(STEP),
         }
     }
@@ -182,13 +222,16 @@ mod tests {
             asked.set(asked.get() + 1);
             asked.get() > 2
         };
-        assert_eq!(wait(&mut child, &is_stopped).expect("waited"), Ended::Stopped);
+        assert_eq!(wait(&mut child, &is_stopped).expect("waited"), ChildEnding::Stopped);
         assert!(child.try_wait().expect("waited").is_some(), "it has ended");
         assert!(begun.elapsed() < Duration::from_secs(30));
         let ended = |program: &str| {
             let mut child = Command::new(program).spawn().expect("it runs");
             wait(&mut child, &|| false).expect("waited")
         };
-        assert_eq!((ended("true"), ended("false")), (Ended::Ok, Ended::Failed));
+        assert_eq!(ended("true"), ChildEnding::Success);
+        let ChildEnding::Failed(status) = ended("false") else { panic!("it fails") };
+        assert_eq!(failure("", status), "it ended with exit status: 1 and no message");
+        assert_eq!(failure("{\"error\":\"no device\"}\n", status), "no device");
     }
 }

@@ -31,6 +31,8 @@ pub(super) const SOFT_MTU_BYTES: u32 = 1500;
 const SENT_MAX: u64 = 1 << 26;
 /// Frames that are sent between two looks at the clock.
 const BURST: usize = 64;
+/// The share of the sent frames from which the sender counts as the limit, in percent.
+pub(super) const LIMITED_PERCENT: u64 = 99;
 /// The pause while the queue to the medium is full.
 const FULL_PAUSE: Duration = Duration::from_micros(20);
 /// The longest wait for the other end of a link.
@@ -47,9 +49,11 @@ pub(super) struct OpenTarget {
     /// Whether the device works only while a queue of it is polled.
     pub(super) polls_drive_device: bool,
     pub(super) source: Option<FrameSource>,
+    /// The device's own network interface.
+    interface: Option<String>,
     _nic: Option<SoftNic>,
     /// Lets test frames pass the device's own filter of addresses.
-    _promiscuous: Option<Promiscuous>,
+    promiscuous: Option<Promiscuous>,
 }
 
 impl OpenTarget {
@@ -68,29 +72,72 @@ impl OpenTarget {
             mtu_bytes: Some(SOFT_MTU_BYTES),
             polls_drive_device: true,
             source: Some(FrameSource::Generator(feed)),
+            interface: None,
             _nic: Some(nic),
-            _promiscuous: None,
+            promiscuous: None,
         })
     }
 
-    /// Opens a device of libibverbs' list, and the interface or the link that reaches its port.
-    pub(super) fn real(device: &DevicePort, peer: Option<&str>) -> Result<Self, ReportError> {
+    /// Opens a device of libibverbs' list.
+    pub(super) fn real(device: &DevicePort) -> Result<Self, ReportError> {
         let list = DeviceList::system().map_err(ReportError::Verbs)?;
         let listed = list.find(&device.device).ok_or_else(|| ReportError::NoDevice(device.device.clone()))?;
-        let context = listed.open().map_err(ReportError::Verbs)?;
-        let interface = device.interface(Path::new(SYSFS_CLASSES));
-        let is_live = peer.is_some_and(|peer| !peer.starts_with(LINK));
-        let promiscuous = interface.as_deref().filter(|_| is_live).map(Promiscuous::hold).transpose();
         Ok(Self {
-            context,
+            context: listed.open().map_err(ReportError::Verbs)?,
             port: device.port,
             mtu_bytes: None,
             polls_drive_device: false,
-            source: peer.map(FrameSource::open).transpose()?,
+            source: None,
+            interface: device.interface(Path::new(SYSFS_CLASSES)),
             _nic: None,
-            _promiscuous: promiscuous.map_err(ReportError::Peer)?,
+            promiscuous: None,
         })
     }
+
+    /// Opens the interface or the link that reaches the port.
+    pub(super) fn connect(&mut self, peer: Option<&str>) -> Result<(), ReportError> {
+        let Some(peer) = peer else { return Ok(()) };
+        self.source = Some(FrameSource::open(peer)?);
+        let own = self.interface.as_deref().filter(|_| !peer.starts_with(LINK));
+        self.promiscuous = own.map(Promiscuous::hold).transpose().map_err(ReportError::Peer)?;
+        Ok(())
+    }
+}
+
+/// How long frames are sent: the rates are those after the warm-up.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SendTimes {
+    pub(super) warm_up: Duration,
+    pub(super) measured: Duration,
+}
+
+/// The frames of one measurement.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SentFrames {
+    /// All that were sent, with those of the warm-up.
+    pub(super) total: u64,
+    /// Sent and received after the warm-up, in the time of `elapsed`.
+    pub(super) sent: u64,
+    pub(super) received: u64,
+    pub(super) elapsed: Duration,
+    pub(super) is_sender_limited: bool,
+}
+
+/// The counts of a sender so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct SenderCount {
+    sent: u64,
+    bursts: u64,
+    /// Bursts of which no frame found room.
+    full_bursts: u64,
+}
+
+/// The state at one end of the measured time.
+#[derive(Clone, Copy, Debug)]
+struct WindowMark {
+    at: Instant,
+    count: SenderCount,
+    received: u64,
 }
 
 /// The sender of test frames.
@@ -98,27 +145,24 @@ pub(super) enum FrameSource {
     /// Frames from memory, for a software NIC of this process.
     Generator(Arc<SoftFeed>),
     /// An interface or the end of a link.
-    Wire { wire: Box<dyn Wire>, name: &'static str },
+    Wire { wire: Box<dyn Wire>, peer: String },
 }
 
 impl FrameSource {
     fn open(peer: &str) -> Result<Self, ReportError> {
-        let (config, name) = match peer.strip_prefix(LINK) {
+        let config = match peer.strip_prefix(LINK) {
             Some(link) => {
                 let link = link.parse().map_err(ReportError::LinkName)?;
-                (WireConfig::Link(LinkConfig { name: link, end: LinkEnd::B }), "link")
+                WireConfig::Link(LinkConfig { name: link, end: LinkEnd::B })
             }
-            None => {
-                let config = AfPacketConfig {
-                    interface: peer.to_owned(),
-                    promiscuous: false,
-                    ring_frames: RING_FRAMES,
-                    merged: MergedFrames::default(),
-                    hand_over: HandOver::default(),
-                    busy_poll: false,
-                };
-                (WireConfig::AfPacket(config), "af_packet")
-            }
+            None => WireConfig::AfPacket(AfPacketConfig {
+                interface: peer.to_owned(),
+                promiscuous: false,
+                ring_frames: RING_FRAMES,
+                merged: MergedFrames::default(),
+                hand_over: HandOver::default(),
+                busy_poll: false,
+            }),
         };
         let mut wire = config.open().map_err(ReportError::Peer)?;
         let until = Instant::now() + PATIENCE;
@@ -129,47 +173,136 @@ impl FrameSource {
             wire.tend();
             std::thread::sleep(STEP);
         }
-        Ok(Self::Wire { wire, name })
+        Ok(Self::Wire { wire, peer: peer.to_owned() })
     }
 
+    /// The kind of source, as the report has it.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Generator(_) => "generator",
-            Self::Wire { name, .. } => name,
+            Self::Wire { peer, .. } if peer.starts_with(LINK) => "link",
+            Self::Wire { .. } => "af_packet",
         }
     }
 
-    /// Sends a frame again and again for so long, and returns how often it was sent.
-    pub(super) fn send_for(&mut self, frame: &[u8], time: Duration, is_stopped: &dyn Fn() -> bool) -> u64 {
-        let until = Instant::now() + time;
+    /// The peer as the caller has named it.
+    pub(super) fn peer(&self) -> &str {
         match self {
+            Self::Generator(_) => self.name(),
+            Self::Wire { peer, .. } => peer,
+        }
+    }
+
+    /// Sends a frame again and again. `received`: the count of the receiver.
+    pub(super) fn send(
+        &mut self,
+        frame: &[u8],
+        times: SendTimes,
+        received: &dyn Fn() -> u64,
+        is_stopped: &dyn Fn() -> bool,
+    ) -> SentFrames {
+        let name = self.name();
+        let mut sender: Box<dyn FrameSender + '_> = match self {
             Self::Generator(feed) => {
                 feed.start(frame);
-                while Instant::now() < until && !is_stopped() {
-                    std::thread::sleep(STEP);
-                }
-                feed.stop()
+                Box::new(FeedSender(feed))
             }
-            Self::Wire { wire, .. } => send_by(&mut **wire, frame, until, is_stopped),
+            Self::Wire { wire, .. } => Box::new(WireSender {
+                burst: [frame; BURST],
+                losses_before: wire.transmit_losses(),
+                wire: &mut **wire,
+                count: SenderCount::default(),
+            }),
+        };
+        let begun = Instant::now();
+        let mark = |count| WindowMark { at: Instant::now(), count, received: received() };
+        let mut first = None;
+        while sender.send_some() && begun.elapsed() < times.warm_up + times.measured && !is_stopped() {
+            if first.is_none() && begun.elapsed() >= times.warm_up {
+                first = Some(mark(sender.count()));
+            }
         }
+        let last = mark(sender.count());
+        window(name, first.unwrap_or(last), last, sender.stop())
     }
 }
 
-fn send_by(wire: &mut dyn Wire, frame: &[u8], until: Instant, is_stopped: &dyn Fn() -> bool) -> u64 {
-    let burst = [frame; BURST];
-    let losses = wire.transmit_losses();
-    let mut sent = 0;
-    while Instant::now() < until && sent < SENT_MAX && !is_stopped() {
-        let taken = wire.transmit_burst(&burst);
-        sent += taken.frames;
-        wire.flush();
-        wire.tend();
+/// The frames between two marks of a source.
+fn window(source: &str, first: WindowMark, last: WindowMark, total: u64) -> SentFrames {
+    let sent = last.count.sent.saturating_sub(first.count.sent);
+    let received = last.received - first.received;
+    let full_bursts = last.count.full_bursts - first.count.full_bursts;
+    let keeps_up = sent > 0 && received * 100 >= sent * LIMITED_PERCENT;
+    let is_sender_limited = match source {
+        "af_packet" => keeps_up,
+        // A link that is full waits for its receiver.
+        "link" => keeps_up && full_bursts * 100 < last.count.bursts - first.count.bursts,
+        // The generator has a frame for each that the device asks for.
+        _ => false,
+    };
+    SentFrames { total, sent, received, elapsed: last.at - first.at, is_sender_limited }
+}
+
+/// A sender while it sends.
+trait FrameSender {
+    /// Sends for a moment; returns whether more may be sent.
+    fn send_some(&mut self) -> bool;
+
+    fn count(&mut self) -> SenderCount;
+
+    /// Sends no more, and returns how many frames were sent.
+    fn stop(&mut self) -> u64;
+}
+
+struct FeedSender<'f>(&'f SoftFeed);
+
+impl FrameSender for FeedSender<'_> {
+    fn send_some(&mut self) -> bool {
+        std::thread::sleep(STEP);
+        self.0.lock().sent < SENT_MAX
+    }
+
+    fn count(&mut self) -> SenderCount {
+        SenderCount { sent: self.0.lock().sent, ..SenderCount::default() }
+    }
+
+    fn stop(&mut self) -> u64 {
+        self.0.stop()
+    }
+}
+
+struct WireSender<'w> {
+    wire: &'w mut dyn Wire,
+    burst: [&'w [u8]; BURST],
+    /// The losses of the wire when the measurement began.
+    losses_before: u64,
+    /// The counts without regard to losses.
+    count: SenderCount,
+}
+
+impl FrameSender for WireSender<'_> {
+    fn send_some(&mut self) -> bool {
+        let taken = self.wire.transmit_burst(&self.burst);
+        self.count.sent += taken.frames;
+        self.count.bursts += 1;
+        self.wire.flush();
+        self.wire.tend();
         if taken.frames == 0 {
+            self.count.full_bursts += 1;
             std::thread::sleep(FULL_PAUSE);
         }
+        self.count.sent < SENT_MAX
     }
-    wire.flush();
-    sent - (wire.transmit_losses() - losses).min(sent)
+
+    fn count(&mut self) -> SenderCount {
+        let losses = self.wire.transmit_losses() - self.losses_before;
+        SenderCount { sent: self.count.sent.saturating_sub(losses), ..self.count }
+    }
+
+    fn stop(&mut self) -> u64 {
+        self.wire.flush();
+        self.count().sent
+    }
 }
 
 /// The frame that a [`FeedWire`] hands over again and again while it is open.
@@ -229,5 +362,29 @@ impl Wire for FeedWire {
 
     fn mtu_bytes(&self) -> u32 {
         SOFT_MTU_BYTES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_is_the_sender_or_not() {
+        let at = Instant::now();
+        let mark = |sent, full_bursts, bursts, received| WindowMark {
+            at,
+            count: SenderCount { sent, bursts, full_bursts },
+            received,
+        };
+        let first = mark(1000, 0, 100, 900);
+        let is_limited = |source, last| window(source, first, last, 0).is_sender_limited;
+        assert!(is_limited("af_packet", mark(2000, 50, 200, 1890)));
+        assert!(!is_limited("af_packet", mark(2000, 0, 200, 1889)), "98.9 %");
+        assert!(!is_limited("af_packet", mark(1000, 0, 100, 900)), "nothing was sent");
+        assert!(is_limited("link", mark(2000, 0, 200, 1900)));
+        assert!(!is_limited("link", mark(2000, 1, 200, 1900)), "the receiver was waited for");
+        assert!(!is_limited("generator", mark(2000, 0, 0, 1900)));
+        assert_eq!(window("link", first, mark(2000, 0, 200, 1700), 2000).received, 800);
     }
 }

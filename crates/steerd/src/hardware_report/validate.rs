@@ -8,7 +8,7 @@ use device_model::DeviceModel;
 
 use super::{
     Completeness, DeviceIdentity, FlowEvidence, HardwareReport, PatternResult, ProbeEvidence,
-    ReceiveEvidence, ReceivePoint, ReportPart, SuiteEvidence, VERSION, private,
+    ReceiveEvidence, ReceivePoint, ReportPart, SuiteEvidence, VERSION, private, target::LIMITED_PERCENT,
 };
 
 /// The widths of PCI Express.
@@ -223,6 +223,12 @@ impl Problems {
             let most = received.saturating_mul(1000) / milliseconds;
             let can_be = point.received_per_second <= most && point.received_per_second <= RATE_MAX;
             self.ensure(field("received_per_second"), can_be, "is more than was received in the time");
+            let most = sent.saturating_mul(1000) / milliseconds;
+            let can_be = point.sent_per_second <= most && point.sent_per_second <= RATE_MAX;
+            self.ensure(field("sent_per_second"), can_be, "is more than was sent in the time");
+            let share = point.sent_per_second.saturating_mul(LIMITED_PERCENT - 1) / 100;
+            let can_be = !point.is_sender_limited || point.received_per_second >= share;
+            self.ensure(field("is_sender_limited"), can_be, "is true, and less was received than sent");
         }
     }
 }
@@ -282,7 +288,9 @@ mod tests {
             milliseconds: 1000,
             sent: 4_000_000,
             received: 3_000_000,
+            sent_per_second: 3_999_000,
             received_per_second: 2_999_000,
+            is_sender_limited: false,
         };
         let mut report = HardwareReport {
             version: VERSION,
@@ -384,6 +392,8 @@ mod tests {
                 "received_per_second = 9000000",
                 "receive.points[0].received_per_second",
             ),
+            ("sent_per_second = 3999000", "sent_per_second = 4500000", "receive.points[0].sent_per_second"),
+            ("is_sender_limited = false", "is_sender_limited = true", "receive.points[0].is_sender_limited"),
             ("1 mismatches", "0 mismatches", "verdict"),
             ("source = \"af_packet\"", "source = \"air\"", "receive.source"),
         ] {

@@ -215,6 +215,31 @@ mod report {
         assert!(rest.join().expect("read").contains("interrupted"));
     }
 
+    /// The progress of the child goes to the same pipe, which ends when the last process that has it is gone.
+    #[test]
+    fn a_killed_report_leaves_no_child() {
+        if !can_report() {
+            return;
+        }
+        let mut command = steerd();
+        let child = command.args(["devices", "--report", "softnic0"]).stdout(std::process::Stdio::null());
+        let mut child = child.stderr(std::process::Stdio::piped()).spawn().expect("it runs");
+        let mut progress = std::io::BufReader::new(child.stderr.take().expect("piped"));
+        let mut line = String::new();
+        while !line.contains("trying 1/") {
+            line.clear();
+            let read = std::io::BufRead::read_line(&mut progress, &mut line).expect("read");
+            assert!(read > 0, "no such step");
+        }
+        kill_process(Pid::from_child(&child), Signal::KILL).expect("it runs");
+        let killed = Instant::now();
+        child.wait().expect("it ends");
+        let mut rest = String::new();
+        std::io::Read::read_to_string(&mut progress, &mut rest).expect("read");
+        assert!(!rest.contains("trying 12/12"), "it has run to its regular end: {rest}");
+        assert!(killed.elapsed() < Duration::from_secs(5), "{:?}", killed.elapsed());
+    }
+
     #[test]
     fn reports_of_the_documentation_are_valid() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/hardware");
