@@ -27,11 +27,11 @@ pub enum LinkError {
 }
 
 /// End `b` of a link.
-pub struct LinkPeer(Mutex<End>);
+pub struct LinkPeer(Mutex<LinkPeerEnd>);
 
-struct End {
+struct LinkPeerEnd {
     wire: LinkWire,
-    /// The frames that the device has sent and nobody has asked for yet.
+    /// The frames that the device has sent since the last call.
     sent: Vec<Vec<u8>>,
 }
 
@@ -39,7 +39,7 @@ impl LinkPeer {
     /// Meets the device at end `a`, which is open.
     ///
     /// # Errors
-    /// There is no such link, or nobody at its other end.
+    /// There is no such link, or no device at its other end.
     pub fn meet(name: &str) -> Result<Self, LinkError> {
         let config = LinkConfig { name: name.parse().map_err(LinkError::Name)?, end: LinkEnd::B };
         let mut wire = LinkWire::open(&config)?;
@@ -51,11 +51,11 @@ impl LinkPeer {
             wire.tend();
             std::thread::sleep(STEP);
         }
-        Ok(Self(Mutex::new(End { wire, sent: Vec::new() })))
+        Ok(Self(Mutex::new(LinkPeerEnd { wire, sent: Vec::new() })))
     }
 }
 
-impl End {
+impl LinkPeerEnd {
     /// Sends what was queued, and waits until the device has received it.
     fn settle(&mut self) {
         self.wire.flush();

@@ -48,14 +48,14 @@ pub enum PeerError {
 
 /// An interface that can reach the device under test.
 pub struct PacketPeer {
-    end: Mutex<End>,
+    end: Mutex<PacketPeerEnd>,
     /// Lets frames to the address of the cases pass the device's own filter of addresses.
     _promiscuous: Option<Promiscuous>,
 }
 
-struct End {
+struct PacketPeerEnd {
     wire: AfPacketWire,
-    /// The frames that the device has sent and nobody has asked for yet.
+    /// The frames that the device has sent since the last call.
     sent: Vec<Vec<u8>>,
 }
 
@@ -81,7 +81,7 @@ impl PacketPeer {
             busy_poll: false,
         })?;
         let promiscuous = device.map(Promiscuous::hold).transpose()?;
-        Ok(Self { end: Mutex::new(End { wire, sent: Vec::new() }), _promiscuous: promiscuous })
+        Ok(Self { end: Mutex::new(PacketPeerEnd { wire, sent: Vec::new() }), _promiscuous: promiscuous })
     }
 }
 
@@ -93,7 +93,7 @@ fn is_loopback(classes: &Path, interface: &str) -> bool {
     flags & IFF_LOOPBACK != 0
 }
 
-impl End {
+impl PacketPeerEnd {
     fn send(&mut self, frame: &[u8]) {
         let until = Instant::now() + PATIENCE;
         // What does not go out is missed by the case.

@@ -64,8 +64,10 @@ struct Arguments {
     /// there is one.
     #[arg(long, value_enum, value_name = "probe|suite|peer", conflicts_with_all = ["output", "default_output"])]
     evidence: Option<EvidencePart>,
-    /// With --evidence suite and peer: an interface that reaches the device's port, or `link:NAME` for end `b` of a
-    /// link. The port must have no traffic of others: some cases take all packets of it for a moment.
+    /// With --evidence suite and peer: an interface that reaches the device's port, or `link:NAME` for end
+    /// `b` of a link. The port must have no traffic of others: some cases take all packets of it for a
+    /// moment.
+    /// moment.
     #[arg(long, value_name = "INTERFACE", requires = "evidence")]
     peer: Option<String>,
     /// End when standard input ends, as it does when the process that holds its other end is killed.
