@@ -705,8 +705,8 @@ pub(crate) struct DevicesArgs {
     #[arg(long, value_name = "INTERFACE", conflicts_with_all = ["probe", "format"])]
     pub(crate) probe_filters: Option<String>,
     /// Measure this device, or that of this interface, and print a report as TOML: what it is, its model and
-    /// answers, and how fast it takes flows. No packet of others is touched, and no address is in it.
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["probe", "probe_filters", "output"])]
+    /// answers, and how fast it installs flows. Without --peer, no packet of others is touched.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["probe", "probe_filters", "output", "format"])]
     pub(crate) report: Option<String>,
     /// With --report: an interface that reaches the port of the device (a cable, or another function of the
     /// NIC), or `link:NAME`. The whole conformance suite and the receive rate of a worker are in the report

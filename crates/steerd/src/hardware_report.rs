@@ -2,9 +2,9 @@
 //! with a peer, the results of the conformance suite and the receive rate of a worker. docs/hardware.md
 //! describes it for users.
 //!
-//! [`HardwareReport`] is plain data, written and read as TOML. Invariants: no address, GUID or host name is
-//! in it ([`private`] finds them), and all objects and flows of a measurement are gone when its function
-//! returns, however it ends.
+//! [`HardwareReport`] is plain data, written and read as TOML. Invariants: no MAC, IP or PCI address, GUID or
+//! name of this host is in its free texts ([`private`] finds them), and all objects and flows of a
+//! measurement are gone when its function returns, however it ends.
 
 mod collect;
 mod flow_rate;
@@ -17,9 +17,12 @@ mod validate;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use collect::{ReportError, ReportOptions, collect};
+pub(crate) use collect::{FIRST_PORT, ReportError, ReportOptions, collect};
+pub(crate) use suite::PROBE;
 pub(crate) use validate::validate;
 
+/// The widths of a link of PCI Express.
+const PCIE_WIDTHS: [u32; 7] = [1, 2, 4, 8, 12, 16, 32];
 /// The pattern that ends with the first refusal.
 const UNTIL_REFUSED: &str = "until_refused";
 /// The version of the format.
@@ -256,8 +259,8 @@ impl FlowEvidence {
 impl HardwareReport {
     /// The text of the file.
     pub(crate) fn text(&self) -> String {
-        let header = "# A report of `steerd devices --report` (docs/hardware.md). It has no addresses, serial numbers or\n\
-                      # host names; `steerd devices --validate-report FILE` checks that.\n";
+        let header = "# A report of `steerd devices --report` (docs/hardware.md). Read it before you send it;\n\
+                      # `steerd devices --validate-report FILE` searches it for MAC, IP and PCI addresses and GUIDs.\n";
         // Every type of a report has a form in TOML.
         let body = toml::to_string_pretty(self).unwrap_or_else(|error| format!("# {error}\n"));
         format!("{header}{body}")

@@ -16,12 +16,11 @@ use crate::cli::{DevicesArgs, Format};
 use crate::commands::Error;
 use crate::daemon::carving::CarvingError;
 use crate::daemon::device::{self, DeviceFacts, LinkFacts};
+use crate::hardware_report::{FIRST_PORT, PROBE};
 use crate::settings::{self, Request, Settings};
 use crate::terminal::output;
 use crate::terminal::table::Grid;
 
-const FIRST_PORT: u8 = 1;
-const PROBE: &str = "steerd-probe";
 /// The most ports of a device that are shown.
 const SHOWN: usize = 4;
 

@@ -39,7 +39,8 @@ fn own_status() -> String {
     std::fs::read_to_string("/proc/self/status").unwrap_or_default()
 }
 
-/// Returns whether SIGHUP is ignored, as below nohup(1), by the text of /proc/self/status (proc_pid_status(5)).
+/// Returns whether SIGHUP is ignored, as below nohup(1), by the text of /proc/self/status
+/// (proc_pid_status(5)).
 fn is_hangup_ignored(status: &str) -> bool {
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);

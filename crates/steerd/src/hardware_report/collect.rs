@@ -21,7 +21,7 @@ use crate::message::chain;
 use crate::settings::Settings;
 
 /// The port of a device that is named without an interface, and without `device.ports`.
-const FIRST_PORT: u8 = 1;
+pub(crate) const FIRST_PORT: u8 = 1;
 
 /// The device of a report and how much is measured.
 #[derive(Clone, Copy, Debug)]
@@ -79,17 +79,15 @@ pub(crate) enum ReportError {
     SilentWorker,
     #[error("the program of the worker cannot be compiled for this device: {0}")]
     Program(String),
-    #[error("the report cannot be written: {0}")]
-    Text(String),
 }
 
 /// The device of a report.
-enum Subject {
+enum ReportSubject {
     Soft { name: String, personality: softnic::Personality, text: String },
     Real(DevicePort),
 }
 
-impl Subject {
+impl ReportSubject {
     fn of(settings: &Settings, name: &str) -> Result<Self, ReportError> {
         if name == settings.softnic.name {
             let personality = settings.softnic.personality();
@@ -147,16 +145,16 @@ pub(crate) fn collect(
     options: ReportOptions<'_>,
     is_stopped: &dyn Fn() -> bool,
 ) -> Result<HardwareReport, ReportError> {
-    let subject = Subject::of(settings, options.name)?;
+    let subject = ReportSubject::of(settings, options.name)?;
     subject.check(options, is_stopped)?;
     progress("model and answers");
     let probe = suite::probe(&subject.probed(), options.is_quick, is_stopped)?;
     let model = DeviceModel::parse(Path::new("report"), &probe.model).map_err(ReportError::Model)?;
     let identity = match &subject {
-        Subject::Soft { name, .. } => identity::of_soft_nic(name, &model.device, SOFT_MTU_BYTES),
-        Subject::Real(device) => identity::of_device(device, &model.device),
+        ReportSubject::Soft { name, .. } => identity::of_soft_nic(name, &model.device, SOFT_MTU_BYTES),
+        ReportSubject::Real(device) => identity::of_device(device, &model.device),
     };
-    let mut parts = Parts { missing: Vec::new(), is_stopped };
+    let mut parts = ReportParts { missing: Vec::new(), is_stopped };
     let mut suite = None;
     if subject.has_peer(options) {
         let is_live = options.peer.is_some();
@@ -183,16 +181,17 @@ pub(crate) fn collect(
         suite,
         receive,
     };
+    redact(&mut report);
     report.verdict = report.summary();
-    redacted(&report)
+    Ok(report)
 }
 
 /// Opens the device and measures flows and the receive rate.
 fn measured(
-    subject: &Subject,
+    subject: &ReportSubject,
     options: ReportOptions<'_>,
     model: &DeviceModel,
-    parts: &mut Parts<'_>,
+    parts: &mut ReportParts<'_>,
 ) -> (Option<FlowEvidence>, Option<ReceiveEvidence>) {
     let is_stopped = parts.is_stopped;
     if is_stopped() {
@@ -221,12 +220,12 @@ fn measured(
 }
 
 /// The parts that are missing so far.
-struct Parts<'p> {
+struct ReportParts<'p> {
     missing: Vec<MissingPart>,
     is_stopped: &'p dyn Fn() -> bool,
 }
 
-impl Parts<'_> {
+impl ReportParts<'_> {
     fn miss(&mut self, part: ReportPart, reason: String) {
         self.missing.push(MissingPart { part, reason });
     }
@@ -254,19 +253,15 @@ fn progress(step: &str) {
     let _ = writeln!(io::stderr(), "report: {step}");
 }
 
-/// The report without anything that identifies the host or its network.
-fn redacted(report: &HardwareReport) -> Result<HardwareReport, ReportError> {
-    let text = |error: &dyn std::fmt::Display| ReportError::Text(error.to_string());
-    let mut value = toml::Value::try_from(report).map_err(|error| text(&error))?;
-    redact(&mut value, &private::host_name());
-    value.try_into().map_err(|error| text(&error))
-}
-
-fn redact(value: &mut toml::Value, host: &str) {
-    match value {
-        toml::Value::String(text) => *text = private::redact(text, host),
-        toml::Value::Array(values) => values.iter_mut().for_each(|value| redact(value, host)),
-        toml::Value::Table(table) => table.iter_mut().for_each(|(_, value)| redact(value, host)),
-        _ => {}
+/// Replaces what identifies the host or its network in the free texts: the name of the device, the reasons,
+/// and the answers, which have the messages of the kernel. All other texts are of fixed vocabularies.
+fn redact(report: &mut HardwareReport) {
+    let host = private::host_name();
+    let reasons = report.missing.iter_mut().map(|missing| &mut missing.reason);
+    let answers = report.probe.answers.iter_mut();
+    let differences = report.suite.iter_mut().flat_map(|suite| &mut suite.differences);
+    let seen = answers.chain(differences).map(|row| &mut row.seen);
+    for text in reasons.chain(seen).chain([&mut report.identity.device]) {
+        *text = private::redact(text, &host);
     }
 }

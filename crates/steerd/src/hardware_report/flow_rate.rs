@@ -1,9 +1,9 @@
 //! How fast a device installs and removes flows, and where it refuses: by `ibv_create_flow` itself, on a
 //! queue of the report's own.
 //!
-//! No flow takes a packet of others (`target`), and all are removed when a pattern ends, however it ends:
-//! handles remove their flows when they are dropped, and the kernel removes those of a process that is
-//! killed (uverbs_destroy_ufile_hw).
+//! None of these flows takes a packet of others (`target`), and all are removed when a pattern ends, however
+//! it ends: handles remove their flows when they are dropped, and the kernel removes those of a process that
+//! is killed (uverbs_destroy_ufile_hw).
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;

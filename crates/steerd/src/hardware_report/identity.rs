@@ -6,7 +6,7 @@ use std::path::Path;
 use device_model::Origin;
 use verbs::{DevicePort, SYSFS_CLASSES};
 
-use super::{DeviceIdentity, FunctionKind, PcieLink, PortIdentity};
+use super::{DeviceIdentity, FunctionKind, PCIE_WIDTHS, PcieLink, PortIdentity};
 use crate::daemon::device::{self, LinkFacts};
 
 /// The vendor number of Mellanox and NVIDIA, and the device numbers of BlueField 1, 2, 3 and 4 with the
@@ -14,6 +14,12 @@ use crate::daemon::device::{self, LinkFacts};
 const MELLANOX: &str = "15b3";
 const BLUEFIELD: [&str; 5] = ["a2d2", "a2d3", "a2d6", "a2dc", "a2df"];
 const ARM: &str = "aarch64";
+/// The platform devices of this host, and the beginning of the names of those that only the Arm system of a
+/// BlueField has (kernel: drivers/platform/mellanox/mlxbf-bootctl.c, `mlxbf_bootctl_acpi_ids`).
+const PLATFORM_DEVICES: &str = "/sys/bus/platform/devices";
+const BLUEFIELD_SOC: &str = "MLNXBF";
+/// In the text of a known link speed (kernel: drivers/pci/probe.c, `pci_speed_string`).
+const LINK_SPEED: &str = "GT/s";
 /// For a fact that is not shown.
 const UNKNOWN: &str = "unknown";
 
@@ -36,7 +42,7 @@ pub(super) fn of_device(device: &DevicePort, origin: &Origin) -> DeviceIdentity 
         eswitch: facts.eswitch,
         numa_node: facts.numa_node,
         pci_id: pci_id(&folder),
-        function: function(&folder),
+        function: function(&folder, std::env::consts::ARCH, has_bluefield_soc(Path::new(PLATFORM_DEVICES))),
         pcie: pcie_link(&folder),
         ..of_host(name, origin)
     }
@@ -97,28 +103,38 @@ fn pci_id(folder: &Path) -> Option<String> {
     Some(format!("{}:{}", number("vendor")?, number("device")?))
 }
 
+/// Returns whether this host is the Arm system of a BlueField.
+fn has_bluefield_soc(platform_devices: &Path) -> bool {
+    let names = fs::read_dir(platform_devices).into_iter().flatten().flatten();
+    names.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with(BLUEFIELD_SOC))
+}
+
 /// A virtual function has a link to its physical one. The Arm cores of a BlueField see functions with the
-/// numbers of the BlueField, as a host does.
-fn function(folder: &Path) -> FunctionKind {
+/// numbers of the BlueField, as any host does, which may have Arm cores too.
+fn function(folder: &Path, architecture: &str, has_bluefield_soc: bool) -> FunctionKind {
     let id = pci_id(folder).unwrap_or_default();
     let is_bluefield =
         id.split_once(':').is_some_and(|(vendor, device)| vendor == MELLANOX && BLUEFIELD.contains(&device));
     match () {
         () if id.is_empty() => FunctionKind::Unknown,
-        () if is_bluefield && std::env::consts::ARCH == ARM => FunctionKind::Dpu,
         () if folder.join("physfn").exists() => FunctionKind::Virtual,
+        () if is_bluefield && architecture == ARM && has_bluefield_soc => FunctionKind::Dpu,
+        () if is_bluefield && architecture == ARM => FunctionKind::Unknown,
         () => FunctionKind::Physical,
     }
 }
 
+/// The link; `None` if a fact is missing or unknown. The link registers of a virtual function are zero, which
+/// the kernel shows as an unknown speed and width 0 (drivers/pci/pci-sysfs.c, `current_link_width_show`).
 fn pcie_link(folder: &Path) -> Option<PcieLink> {
     let text = |name: &str| read(&folder.join(name));
-    let number = |name: &str| text(name)?.parse().ok();
+    let width = |name: &str| text(name)?.parse().ok().filter(|width| PCIE_WIDTHS.contains(width));
+    let speed = |name: &str| text(name).filter(|speed| speed.contains(LINK_SPEED));
     Some(PcieLink {
-        speed: text("current_link_speed")?,
-        width: number("current_link_width")?,
-        max_speed: text("max_link_speed")?,
-        max_width: number("max_link_width")?,
+        speed: speed("current_link_speed")?,
+        width: width("current_link_width")?,
+        max_speed: speed("max_link_speed")?,
+        max_width: width("max_link_width")?,
     })
 }
 
@@ -132,7 +148,8 @@ mod tests {
         let write = |name: &str, text: &str| {
             fs::write(folder.path().join(name), format!("{text}\n")).expect("written");
         };
-        assert_eq!(function(folder.path()), FunctionKind::Unknown);
+        let of_host = |folder: &Path| function(folder, "x86_64", false);
+        assert_eq!(of_host(folder.path()), FunctionKind::Unknown);
         assert_eq!(pcie_link(folder.path()), None);
         write("vendor", "0x15b3");
         write("device", "0x101d");
@@ -144,9 +161,33 @@ mod tests {
         let link = pcie_link(folder.path()).expect("a link");
         assert_eq!((link.speed.as_str(), link.width, link.max_width), ("16.0 GT/s PCIe", 8, 16));
         assert_eq!(pci_id(folder.path()).as_deref(), Some("15b3:101d"));
-        assert_eq!(function(folder.path()), FunctionKind::Physical);
+        for (name, unknown) in
+            [("current_link_width", "0"), ("current_link_speed", "Unknown"), ("max_link_width", "255")]
+        {
+            let known = read(&folder.path().join(name)).expect("written");
+            write(name, unknown);
+            assert_eq!(pcie_link(folder.path()), None, "{name}");
+            write(name, &known);
+        }
+        assert_eq!(of_host(folder.path()), FunctionKind::Physical);
         write("physfn", "");
-        assert_eq!(function(folder.path()), FunctionKind::Virtual);
+        assert_eq!(of_host(folder.path()), FunctionKind::Virtual);
+    }
+
+    #[test]
+    fn only_arm_systems_of_bluefields_are_dpus() {
+        let folder = tempfile::tempdir().expect("folder");
+        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).expect("written");
+        write("vendor", "0x15b3");
+        write("device", "0xa2dc");
+        assert_eq!(function(folder.path(), "x86_64", true), FunctionKind::Physical);
+        assert_eq!(function(folder.path(), ARM, false), FunctionKind::Unknown, "an Arm host, or the DPU");
+        assert_eq!(function(folder.path(), ARM, true), FunctionKind::Dpu);
+        assert!(!has_bluefield_soc(folder.path()));
+        write("MLNXBF04:00", "");
+        assert!(has_bluefield_soc(folder.path()));
+        write("physfn", "");
+        assert_eq!(function(folder.path(), ARM, true), FunctionKind::Virtual);
     }
 
     #[test]

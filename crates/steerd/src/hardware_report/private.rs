@@ -1,8 +1,9 @@
-//! Finds what identifies a host or its network in a text: MAC and IP addresses, GUIDs, the name of this host.
+//! Finds what identifies a host or its network in a text: MAC, IP and PCI addresses, GUIDs, and the name of
+//! this host where it is known.
 //!
 //! Addresses that nobody has are not private: those of tests and documentation, which rows and flows use.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// The beginning of the MAC addresses of test frames (`conformance::bench`).
 const TEST_MAC: [u8; 5] = [0x02, 0x73, 0x74, 0x65, 0x65];
@@ -31,18 +32,17 @@ pub(super) fn find<'t>(text: &'t str, host: &str) -> Option<PrivateWord<'t>> {
     words(text).find_map(|word| Some(PrivateWord { kind: kind(word, host)?, word }))
 }
 
-/// The text with everything private replaced.
+/// The text with every private word replaced.
 pub(super) fn redact(text: &str, host: &str) -> String {
-    let mut redacted = text.to_owned();
-    while let Some(PrivateWord { word, .. }) = find(&redacted, host) {
-        let without = redacted.replace(word, REDACTED);
-        // A host of this name.
-        if without == redacted {
-            break;
-        }
-        redacted = without;
+    let (mut redacted, mut rest) = (String::new(), text);
+    while let Some(PrivateWord { word, .. }) = find(rest, host) {
+        // The word is a part of `rest`.
+        let (before, from) = rest.split_at(word.as_ptr().addr() - rest.as_ptr().addr());
+        redacted.push_str(before);
+        redacted.push_str(REDACTED);
+        rest = from.split_at(word.len()).1;
     }
-    redacted
+    redacted + rest
 }
 
 /// The longest runs of characters that an address or a name can have.
@@ -55,25 +55,55 @@ fn kind(word: &str, host: &str) -> Option<&'static str> {
     if word == host && host.len() > 2 && !COMMON_NAMES.contains(&host) {
         return Some("host name");
     }
-    if let Some(mac) = mac(word, ':').or_else(|| mac(word, '-')) {
+    if is_pci_address(word) {
+        return Some("PCI address");
+    }
+    if let Some(mac) = mac(word) {
         return (!mac.starts_with(&TEST_MAC) && mac != [0; 6] && mac != [0xff; 6]).then_some("MAC address");
     }
     if is_guid(word) {
         return Some("GUID");
     }
-    let address = word.parse::<IpAddr>().or_else(|_| word.trim_end_matches(':').parse::<IpAddr>());
-    match address {
-        Ok(address) => (!is_for_tests(address)).then_some("IP address"),
-        // A name of udev can end with the MAC address or the GUID.
-        Err(_) => has_long_number(word).then_some("MAC address or GUID"),
+    let addresses = word.split(['-', '_']).filter_map(address);
+    if addresses.into_iter().any(|address| !is_for_tests(address)) {
+        return Some("IP address");
     }
+    // A name of udev can end with the MAC address or the GUID.
+    has_long_number(word).then_some("MAC address or GUID")
 }
 
-/// Six bytes with this separator.
-fn mac(word: &str, separator: char) -> Option<Vec<u8>> {
-    let parts: Vec<&str> = word.split(separator).collect();
-    let byte = |part: &&str| (part.len() == 2).then(|| u8::from_str_radix(part, 16).ok()).flatten();
-    (parts.len() == 6).then(|| parts.iter().map(byte).collect()).flatten()
+/// An IP address, also with a port.
+fn address(word: &str) -> Option<IpAddr> {
+    let with_port = || word.parse::<SocketAddr>().ok().map(|socket| socket.ip());
+    word.parse().ok().or_else(|| word.trim_end_matches(':').parse().ok()).or_else(with_port)
+}
+
+/// Six bytes or more with separators, or three numbers of four digits.
+fn mac(word: &str) -> Option<Vec<u8>> {
+    let word = word.trim_end_matches(':');
+    let numbers = |separator: char, digits: usize, least: usize| -> Option<Vec<u64>> {
+        let parts: Vec<&str> = word.split(separator).collect();
+        let number = |part: &&str| {
+            let is_number = part.len() == digits && part.chars().all(|c| c.is_ascii_hexdigit());
+            is_number.then(|| u64::from_str_radix(part, 16).ok()).flatten()
+        };
+        (parts.len() >= least).then(|| parts.iter().map(number).collect()).flatten()
+    };
+    let bytes = numbers(':', 2, 6).or_else(|| numbers('-', 2, 6));
+    let dotted = || {
+        let words = numbers('.', 4, 3).filter(|words| words.len() == 3)?;
+        Some(words.into_iter().flat_map(|word| [word >> 8, word & 0xff]).collect())
+    };
+    Some(bytes.or_else(dotted)?.into_iter().map(|byte| byte as u8).collect())
+}
+
+/// `0000:c1:00.0`, also without the domain.
+fn is_pci_address(word: &str) -> bool {
+    let Some((device, function)) = word.trim_end_matches(':').rsplit_once('.') else { return false };
+    let parts: Vec<&str> = device.split(':').collect();
+    let lengths: Vec<usize> = parts.iter().map(|part| part.len()).collect();
+    let are_digits = parts.iter().all(|part| part.chars().all(|c| c.is_ascii_hexdigit()));
+    are_digits && matches!(lengths[..], [4, 2, 2] | [2, 2]) && matches!(function.as_bytes(), [b'0'..=b'7'])
 }
 
 /// Four groups of four digits, as ibv_devinfo(1) and sysfs write it.
@@ -84,9 +114,11 @@ fn is_guid(word: &str) -> bool {
         && parts.iter().any(|part| *part != "0000")
 }
 
-/// A run of as many digits as a MAC address or a GUID has, unless it is written as a number.
+/// A run of as many digits as a MAC address or a GUID has, unless it is a mask.
 fn has_long_number(word: &str) -> bool {
-    if word.starts_with("0x") {
+    let number = word.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    // All bits of it are the lowest ones.
+    if number.is_some_and(|number| number & number.wrapping_add(1) == 0) {
         return false;
     }
     let is_long = |run: &str| run.len() == MAC_DIGITS || run.len() == GUID_DIGITS;
@@ -135,6 +167,15 @@ mod tests {
             ("to 10.20.30.40, refused", "IP address"),
             ("from 10.20.30.40: refused", "IP address"),
             ("fe80::9e63:c0ff:feaa:102", "IP address"),
+            ("to 10.20.30.40:4791", "IP address"),
+            ("route 10.20.30.0/24", "IP address"),
+            ("10.20.30.40-10.20.30.50", "IP address"),
+            ("[fe80::9e63:c0ff:feaa:102]:80", "IP address"),
+            ("9c63.c0aa.0102", "MAC address"),
+            ("80:00:02:08:fe:80:00:00", "MAC address"),
+            ("0x9c63c0aa0102", "MAC address or GUID"),
+            ("mlx5_core 0000:c1:00.0: failed", "PCI address"),
+            ("c1:00.1", "PCI address"),
             ("guid 0c42:a103:0065:1234", "GUID"),
             ("rocex0c42a10300651234", "MAC address or GUID"),
             ("enx9c63c0aa0102", "MAC address or GUID"),
@@ -152,6 +193,7 @@ mod tests {
             "6.8.0-45-generic",
             "5.15.0-1053.61~20.04.1",
             "completion_timestamp_mask=0xffffffffffffffff",
+            "0x7fffffffffffffff",
             "02:73:74:65:65:72 and 192.0.2.1",
             "198.18.1.2, 2001:db8::1, 0.0.0.0",
             "ff:ff:ff:ff:ff:ff",
@@ -169,6 +211,8 @@ mod tests {
         let text =
             redact("rocex0c42a10300651234 at 10.20.30.40 of build-host7, twice 10.20.30.40", "build-host7");
         assert_eq!(text, "redacted at redacted of redacted, twice redacted");
+        assert_eq!(redact("af_packet of af", "af"), "af_packet of af", "a name of two letters");
+        assert_eq!(redact("mlx5 and mlx5_0", "mlx5"), "redacted and mlx5_0", "whole words");
         assert_eq!(find(&text, "build-host7"), None);
     }
 

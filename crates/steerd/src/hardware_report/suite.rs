@@ -1,6 +1,6 @@
 //! The parts of a report that `steerd-probe` (crate `conformance`) finds: it runs as a child, prints an
-//! object, and is killed if the report is interrupted. It ends by itself when its standard input ends, so also
-//! when this process is killed. The kernel then removes its objects.
+//! object, and is killed if the report is interrupted. It ends by itself when its standard input ends, so
+//! also when this process is killed. The kernel then removes its objects.
 
 use std::io::Read as _;
 use std::path::PathBuf;
@@ -11,7 +11,8 @@ use serde::Deserialize;
 
 use super::{ProbeEvidence, ReportError, RowVerdict, SuiteEvidence, SuiteRow};
 
-const PROBE: &str = "steerd-probe";
+/// The program, which is in the directory of this one.
+pub(crate) const PROBE: &str = "steerd-probe";
 /// The text of a row whose case did what was asked.
 const WORKS: &str = "works";
 const STEP: Duration = Duration::from_millis(20);
@@ -134,7 +135,8 @@ pub(super) fn suite(
     })
 }
 
-fn count(rows: &[SuiteRow], verdict: RowVerdict) -> u32 {
+/// The rows with this verdict.
+pub(super) fn count(rows: &[SuiteRow], verdict: RowVerdict) -> u32 {
     rows.iter().filter(|row| row.verdict == verdict).count() as u32
 }
 

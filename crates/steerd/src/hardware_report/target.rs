@@ -1,8 +1,9 @@
 //! The device of a report, open, and where test frames come from.
 //!
-//! All frames of a report are to one MAC address that no station has ([`TEST_MAC`]), and to addresses for
-//! benchmarks (RFC 2544: 198.18.0.0/15), which are not routed. Flows match the MAC address and one of these
-//! addresses, so a packet of anyone else matches none of them.
+//! The frames of the receive rate are to one MAC address that no station has ([`TEST_MAC`]), and to addresses
+//! for benchmarks (RFC 2544: 198.18.0.0/15), which are not routed. The flows of this process match the MAC
+//! address and one of these addresses, so a packet of anyone else matches none of them. The probe and the
+//! suite have flows and frames of their own (`conformance::bench`).
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

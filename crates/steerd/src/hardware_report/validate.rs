@@ -7,17 +7,22 @@ use std::path::Path;
 use device_model::DeviceModel;
 
 use super::{
-    Completeness, DeviceIdentity, FlowEvidence, HardwareReport, PatternResult, ProbeEvidence,
-    ReceiveEvidence, ReceivePoint, ReportPart, SuiteEvidence, VERSION, private, target::LIMITED_PERCENT,
+    Completeness, DeviceIdentity, FlowEvidence, HardwareReport, PCIE_WIDTHS, PatternResult, ProbeEvidence,
+    ReceiveEvidence, ReceivePoint, ReportPart, RowVerdict, SuiteEvidence, VERSION,
+    private::{self, PrivateWord},
+    suite::count,
+    target::LIMITED_PERCENT,
 };
 
-/// The widths of PCI Express.
-const PCIE_WIDTHS: [u32; 7] = [1, 2, 4, 8, 12, 16, 32];
 /// No device takes so many flows or packets a second.
 const RATE_MAX: u64 = 1_000_000_000;
 /// The longest frame of an interface, and the most masks that a report asks for.
 const FRAME_BYTES_MAX: u32 = 9_238;
 const MASKS_MAX: u32 = 1 << 16;
+/// The field of the device model, the only one of several lines.
+const MODEL_FIELD: &str = "probe.model";
+/// The keys of versions.
+const VERSIONS: [&str; 3] = ["kernel", "firmware", "libibverbs"];
 /// The longest value that a message repeats.
 const SHOWN_CHARACTERS: usize = 40;
 
@@ -37,11 +42,7 @@ impl fmt::Display for ReportProblem {
 
 /// Returns the problems of a report; none if it can be taken.
 pub(crate) fn validate(text: &str) -> Vec<ReportProblem> {
-    validate_for(text, &private::host_name())
-}
-
-fn validate_for(text: &str, host: &str) -> Vec<ReportProblem> {
-    let mut found = Problems::default();
+    let mut found = ReportProblems::default();
     let value = match toml::from_str::<toml::Value>(text) {
         Ok(value) => value,
         Err(error) => return found.unreadable(text, &error),
@@ -52,7 +53,8 @@ fn validate_for(text: &str, host: &str) -> Vec<ReportProblem> {
         found.add("version", format!("this steerd reads version {VERSION}, not {is}"));
         return found.0;
     }
-    found.privacy("", &value, host);
+    found.value("", &value);
+    found.comments(text);
     match toml::from_str::<HardwareReport>(text) {
         Ok(report) => found.report(&report),
         Err(error) => return found.unreadable(text, &error),
@@ -61,9 +63,9 @@ fn validate_for(text: &str, host: &str) -> Vec<ReportProblem> {
 }
 
 #[derive(Debug, Default)]
-struct Problems(Vec<ReportProblem>);
+struct ReportProblems(Vec<ReportProblem>);
 
-impl Problems {
+impl ReportProblems {
     fn add(&mut self, field: impl Into<String>, problem: impl Into<String>) {
         self.0.push(ReportProblem { field: field.into(), problem: problem.into() });
     }
@@ -83,25 +85,39 @@ impl Problems {
         self.0
     }
 
-    fn privacy(&mut self, field: &str, value: &toml::Value, host: &str) {
+    /// Checks the texts of a value.
+    fn value(&mut self, field: &str, value: &toml::Value) {
         match value {
             toml::Value::String(text) => {
-                if let Some(found) = private::find(text, host) {
-                    self.add(field, format!("has a {}: {}", found.kind, found.word));
+                if let Some(found) = text.lines().find_map(|line| private_word(field, line)) {
+                    self.add(field, format!("contains this {}: {}", found.kind, found.word));
                 }
+                let is_refused = |c: char| c.is_control() && !(c == '\n' && field == MODEL_FIELD);
+                self.ensure(field, !text.contains(is_refused), "has a control character");
             }
             toml::Value::Array(values) => {
                 for (number, value) in values.iter().enumerate() {
-                    self.privacy(&format!("{field}[{number}]"), value, host);
+                    self.value(&format!("{field}[{number}]"), value);
                 }
             }
             toml::Value::Table(table) => {
                 for (key, value) in table {
                     let field = if field.is_empty() { key.clone() } else { format!("{field}.{key}") };
-                    self.privacy(&field, value, host);
+                    self.value(&field, value);
                 }
             }
             _ => {}
+        }
+    }
+
+    /// Checks the lines of the file, comments included, for what the values do not show.
+    fn comments(&mut self, text: &str) {
+        for (number, line) in text.lines().enumerate() {
+            let Some(found) = private_word("", line) else { continue };
+            if !self.0.iter().any(|known| known.problem.ends_with(found.word)) {
+                let problem = format!("contains this {}: {}", found.kind, found.word);
+                self.add(format!("line {}", number + 1), problem);
+            }
         }
     }
 
@@ -132,6 +148,18 @@ impl Problems {
             let is_missing = report.missing.iter().any(|missing| missing.part == ReportPart::Flows);
             let has_flows = report.flows.is_some() || is_missing;
             self.ensure("flows", has_flows, "is missing from a report that was not interrupted");
+        }
+        for (part, is_there) in [
+            (ReportPart::Flows, report.flows.is_some()),
+            (ReportPart::Suite, report.suite.is_some()),
+            (ReportPart::Receive, report.receive.is_some()),
+        ] {
+            let is_missing = report.missing.iter().any(|missing| missing.part == part);
+            self.ensure(
+                "missing",
+                !(is_there && is_missing),
+                format!("names a part that is there: {part:?}"),
+            );
         }
         self.ensure("verdict", report.verdict == report.summary(), "is not that of the fields");
     }
@@ -167,6 +195,8 @@ impl Problems {
         self.ensure("probe.works", is_sum, "is more than was tried");
         let others = u64::from(tried) - u64::from(works.min(tried));
         self.ensure("probe.answers", probe.answers.len() as u64 == others, "are not all that do not work");
+        let are_broken = count(&probe.answers, RowVerdict::Mismatch) == broken;
+        self.ensure("probe.broken", are_broken, "is not the number of such answers");
     }
 
     fn flows(&mut self, flows: &FlowEvidence, model: Option<&DeviceModel>) {
@@ -202,8 +232,11 @@ impl Problems {
         let sum = [as_expected, recorded, mismatches, not_run].into_iter().map(u64::from).sum::<u64>();
         self.ensure("suite.rows", u64::from(rows) == sum && rows > 0, "is not the sum of the verdicts");
         let others = u64::from(rows) - u64::from(as_expected.min(rows));
-        let are_all = suite.differences.len() as u64 == others;
-        self.ensure("suite.differences", are_all, "are not all rows that are not as expected");
+        let are_all = suite.differences.len() as u64 == others
+            && count(&suite.differences, RowVerdict::Recorded) == recorded
+            && count(&suite.differences, RowVerdict::Mismatch) == mismatches
+            && count(&suite.differences, RowVerdict::NotRun) == not_run;
+        self.ensure("suite.differences", are_all, "are not the rows that the verdicts count");
     }
 
     fn receive(&mut self, receive: &ReceiveEvidence) {
@@ -233,6 +266,15 @@ impl Problems {
     }
 }
 
+/// The private word of a line, unless the line is a version, which may look like an IP address. The name of a
+/// host is not searched for: that of the checking machine is of no use.
+fn private_word<'l>(field: &str, line: &'l str) -> Option<PrivateWord<'l>> {
+    let key = line.split_once('=').map_or("", |(key, _)| key.trim());
+    let name = field.rsplit('.').next().unwrap_or_default();
+    let is_version = VERSIONS.contains(&key) || VERSIONS.contains(&name);
+    private::find(line, "").filter(|found| !(is_version && found.kind == "IP address"))
+}
+
 /// Four, two and two digits.
 fn is_date(text: &str) -> bool {
     let parts: Vec<&str> = text.split('-').collect();
@@ -250,11 +292,12 @@ fn is_pci_id(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware_report::{FunctionKind, PcieLink, PortIdentity, RowVerdict, SuiteRow};
+    use crate::hardware_report::{
+        FunctionKind, MissingPart, PcieLink, PortIdentity, SuiteRow, UNTIL_REFUSED,
+    };
 
     /// A model that was found by trying, of a device with the driver `softnic`.
     const MODEL: &str = include_str!("../../../../config/device-model-probed.toml");
-    const HOST: &str = "build-host7";
 
     fn row(verdict: RowVerdict, seen: &str) -> SuiteRow {
         let text = |text: &str| text.to_owned();
@@ -342,7 +385,7 @@ mod tests {
     }
 
     fn problems(text: &str) -> String {
-        let lines: Vec<String> = validate_for(text, HOST).iter().map(ToString::to_string).collect();
+        let lines: Vec<String> = validate(text).iter().map(ToString::to_string).collect();
         lines.join("\n")
     }
 
@@ -362,6 +405,43 @@ mod tests {
     }
 
     #[test]
+    fn verdicts_name_refusals_and_limits() {
+        let mut report = report();
+        let flows = report.flows.as_mut().expect("flows");
+        flows.left_behind = 3;
+        flows.patterns[1].name = UNTIL_REFUSED.to_owned();
+        report.receive.as_mut().expect("points").points[0].is_sender_limited = true;
+        let verdict = report.summary();
+        for part in
+            ["; 4096 flows at 5000/s; ENOMEM after 9362; 3 flows left behind; ", " bytes (sender-limited)"]
+        {
+            assert!(verdict.contains(part), "{part}: {verdict}");
+        }
+        report.flows.as_mut().expect("flows").patterns.remove(0);
+        assert!(
+            report.summary().contains("; 9362 of 32768 flows (ENOMEM) at 5000/s; "),
+            "{}",
+            report.summary()
+        );
+    }
+
+    #[test]
+    fn versions_may_look_like_addresses() {
+        let mut report = report();
+        report.identity.firmware = "2.42.5.0".to_owned();
+        report.identity.kernel = "6.8.0.12-45".to_owned();
+        assert_eq!(problems(&report.text()), "");
+    }
+
+    #[test]
+    fn a_part_is_there_or_missing() {
+        let mut report = report();
+        report.missing = vec![MissingPart { part: ReportPart::Flows, reason: "a bug".to_owned() }];
+        report.verdict = report.summary();
+        assert_eq!(problems(&report.text()), "missing: names a part that is there: Flows");
+    }
+
+    #[test]
     fn an_altered_report_names_the_field() {
         let text = report().text();
         for (old, new, field) in [
@@ -374,9 +454,19 @@ mod tests {
                 "serial = \"MT2012X0\"\nkernel = \"6.8\"",
                 "unknown field `serial`",
             ),
-            ("device = \"mlx5_0\"", "device = \"enx9c63c0aa0102\"", "identity.device: has a MAC address"),
-            ("rate = \"100 Gb/sec\"", "rate = \"10.1.2.3\"", "identity.ports[0].rate: has a IP address"),
-            ("AMD EPYC 7543", "build-host7", "identity.processor: has a host name"),
+            (
+                "device = \"mlx5_0\"",
+                "device = \"enx9c63c0aa0102\"",
+                "identity.device: contains this MAC address or GUID",
+            ),
+            (
+                "rate = \"100 Gb/sec\"",
+                "rate = \"10.1.2.3\"",
+                "identity.ports[0].rate: contains this IP address: 10.1.2.3",
+            ),
+            ("version = 1", "# from 10.1.2.3:22\nversion = 1", ": contains this IP address: 10.1.2.3:22"),
+            ("AMD EPYC 7543", "\\u001b[2J", "identity.processor: has a control character"),
+            ("verdict = \"mismatch\"", "verdict = \"notrun\"", "suite.differences"),
             ("width = 16", "width = 7", "identity.pcie.width"),
             ("15b3:101d", "15b3", "identity.pci_id"),
             ("function = \"physical\"", "function = \"imaginary\"", "unknown variant"),

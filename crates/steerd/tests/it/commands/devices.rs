@@ -279,6 +279,44 @@ mod report {
     }
 
     #[test]
+    fn a_soft_nic_takes_no_peer() {
+        let report = |arguments: &[&str]| {
+            let output = steerd().args(["devices", "--report", "softnic0"]).args(arguments).output();
+            output.expect("the binary runs")
+        };
+        let refused = report(&["--peer", "nosuch"]);
+        assert_eq!(refused.status.code(), Some(4));
+        assert!(stderr(&refused).contains("leave out --peer"), "{}", stderr(&refused));
+        assert!(stdout(&refused).is_empty());
+        assert_eq!(report(&["--format", "json"]).status.code(), Some(2));
+    }
+
+    #[test]
+    fn a_report_without_reader_fails() {
+        if !can_report() {
+            return;
+        }
+        let mut command = steerd();
+        command.args(["devices", "--quick", "--report", "softnic0"]).stdout(std::process::Stdio::piped());
+        let mut child = command.stderr(std::process::Stdio::piped()).spawn().expect("it runs");
+        drop(child.stdout.take());
+        let output = child.wait_with_output().expect("it ends");
+        assert_eq!(output.status.code(), Some(7), "{}", stderr(&output));
+        let progress = stderr(&output);
+        assert!(progress.contains("report: quick: ") && progress.contains("Broken pipe"), "{progress}");
+    }
+
+    #[test]
+    fn texts_of_reports_reach_no_terminal() {
+        let refused = validate("version = 1\n\"\\u001b[2J\" = \"a\\u001bb\"\n");
+        assert_eq!(refused.status.code(), Some(1));
+        assert!(!stderr(&refused).contains('\u{1b}'), "{:?}", stderr(&refused));
+        let many: String = (1..=30).map(|number| format!("x{number} = \"10.1.2.{number}\"\n")).collect();
+        let refused = stderr(&validate(&format!("version = 1\n{many}")));
+        assert!(refused.contains(": and 11 more"), "{refused}");
+    }
+
+    #[test]
     fn invalid_reports_are_refused() {
         let refused = validate("version = 1\nsteerd = \"0.1.0\"\n");
         assert_eq!(refused.status.code(), Some(1));
