@@ -303,7 +303,7 @@ mod report {
         let output = child.wait_with_output().expect("it ends");
         assert_eq!(output.status.code(), Some(7), "{}", stderr(&output));
         let progress = stderr(&output);
-        assert!(progress.contains("report: quick: ") && progress.contains("Broken pipe"), "{progress}");
+        assert!(progress.contains("report: quick: ") && progress.contains("broken pipe"), "{progress}");
     }
 
     #[test]
