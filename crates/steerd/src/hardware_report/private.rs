@@ -1,12 +1,14 @@
 //! Finds what identifies a host or its network in a text: MAC, IP and PCI addresses, GUIDs, and the name of
 //! this host where it is known.
 //!
-//! Addresses that nobody has are not private: those of tests and documentation, which rows and flows use.
+//! Addresses that no station has are not private: those of tests and documentation, which rows and flows use.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// The beginning of the MAC addresses of test frames (`conformance::bench`).
-const TEST_MAC: [u8; 5] = [0x02, 0x73, 0x74, 0x65, 0x65];
+use super::target::TEST_MAC;
+
+/// The bytes that both MAC addresses of test frames begin with.
+const SHARED_BYTES: usize = 5;
 /// Hexadecimal digits of a MAC address that is written without separators, and of a GUID.
 const MAC_DIGITS: usize = 12;
 const GUID_DIGITS: usize = 16;
@@ -59,7 +61,10 @@ fn kind(word: &str, host: &str) -> Option<&'static str> {
         return Some("PCI address");
     }
     if let Some(mac) = mac(word) {
-        return (!mac.starts_with(&TEST_MAC) && mac != [0; 6] && mac != [0xff; 6]).then_some("MAC address");
+        return (!TEST_MAC.0.starts_with(mac.get(..SHARED_BYTES).unwrap_or(&mac))
+            && mac != [0; 6]
+            && mac != [0xff; 6])
+            .then_some("MAC address");
     }
     if is_guid(word) {
         return Some("GUID");

@@ -306,7 +306,7 @@ impl FrameSender for WireSender<'_> {
     }
 }
 
-/// The frame that a [`FeedWire`] hands over again and again while it is open.
+/// The frame that a [`FeedWire`] gives to the device repeatedly while its feed is open.
 #[derive(Debug, Default)]
 pub(super) struct SoftFeed(Mutex<FeedState>);
 

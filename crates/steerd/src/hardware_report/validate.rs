@@ -1,4 +1,4 @@
-//! Checks a report that somebody has sent: its version, its fields, whether its numbers can be, and that it
+//! Checks a report that was received: its version, its fields, whether its numbers can be, and that it
 //! has nothing private. A report that [`super::collect`] has made has no problem.
 
 use std::fmt;
