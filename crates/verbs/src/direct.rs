@@ -155,6 +155,7 @@ impl DirectReceive {
 /// # Safety
 /// The layouts are those of live queues, whose memory stays as long as the rings, and which nobody else in
 /// this process uses.
+#[allow(clippy::multiple_unsafe_ops_per_block, reason = "all five rings have one contract")]
 unsafe fn rings(
     of_completions: &CompletionQueueLayout,
     of_queue: &WorkQueueLayout,

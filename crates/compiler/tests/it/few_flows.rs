@@ -294,7 +294,7 @@ fn table_of_few_flows() {
     let _ = std::io::stderr().write_all(table.as_bytes());
 }
 
-fn parsed(rules: String) -> Policy {
+fn parsed(rules: &str) -> Policy {
     let text = format!(
         "version = 1\nallow_lost_exceptions = true\n[groups.g]\nworkers = \"all\"\n[groups.a]\nworkers = \"all\"\n{rules}"
     );
@@ -307,7 +307,7 @@ fn rule_of(program: &Program, frame: &[u8]) -> String {
     program.rules[explained.outcome.rule.index()].name.to_string()
 }
 
-/// Each frame is decided by the rule of this name, on an mlx5 with any number of masks and flows that will do.
+/// Rules of this policy decide these frames, on an mlx5 with any number of masks and flows that will do.
 fn check_decisions(policy: &Policy, frames: &[(&str, Vec<u8>)]) {
     let mut covered = 0;
     for masks in 1..12 {
@@ -340,11 +340,11 @@ fn many_masks() -> String {
 #[test]
 fn covers_leave_packets_to_the_kernel() {
     let policy = parsed(
-        "[[rules]]\nname = 'ssh'\nmatch = { protocol = 'tcp', dst_port = 22 }\naction = 'kernel'\n\
+        &("[[rules]]\nname = 'ssh'\nmatch = { protocol = 'tcp', dst_port = 22 }\naction = 'kernel'\n\
          [[rules]]\nname = 'net'\nmatch = { src = '10.1.0.0/16' }\naction = { steer = 'g' }\n\
          [[rules]]\nname = 'web'\nmatch = { protocol = 'tcp', dst = '192.0.2.0/24' }\naction = { steer = 'g' }\n"
             .to_owned()
-            + &many_masks(),
+            + &many_masks()),
     );
     let tcp = |src: [u8; 4], dst: [u8; 4], port| {
         FrameBuilder::new().ipv4(src.into(), dst.into()).tcp(5, port, 2).build()
@@ -365,12 +365,12 @@ fn covers_leave_packets_to_the_kernel() {
 #[test]
 fn covers_do_not_hide_multicast_rules() {
     let policy = parsed(
-        "[[rules]]\nname = 'mdns'\naction = { steer = 'a' }\n\
+        &("[[rules]]\nname = 'mdns'\naction = { steer = 'a' }\n\
          match = { dst_mac = 'multicast', protocol = 'udp', dst_port = 5353 }\n\
          [[rules]]\nname = 'web'\nmatch = { protocol = 'udp', dst_port = 80 }\naction = { steer = 'g' }\n\
          [[rules]]\nname = 'ports'\nmatch = { protocol = 'udp', dst_port = '7-79' }\naction = 'drop'\n"
             .to_owned()
-            + &many_masks(),
+            + &many_masks()),
     );
     let udp = |mac: [u8; 6], src_port, dst_port| {
         let frame = FrameBuilder::new()
@@ -403,7 +403,7 @@ fn hops_are_not_spared_with_the_host_s_packets() {
         )
     };
     let rules: String = (0..60).map(rule).collect();
-    let allowed = parsed(rules);
+    let allowed = parsed(&rules);
     let strict = Policy { allow_lost_exceptions: false, ..allowed.clone() };
     let dear = DeviceModel { ns_per_group: Some(500), ..DeviceModel::mlx5() };
     let has_covers = |policy: &Policy| {

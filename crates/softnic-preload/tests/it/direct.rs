@@ -200,7 +200,7 @@ impl CompletionWriter {
         let put = |at, value: u64| self.word(self.next, at).store(value.to_be(), Ordering::Relaxed);
         (0..8).for_each(|word| {
             if word != 7 {
-                put(word * 8, 0)
+                put(word * 8, 0);
             }
         });
         put(32, u64::from(self.user_index) << 32);
@@ -322,7 +322,7 @@ fn a_restarted_queue_receives_again() {
             let ReceivingEnd { path, pool, held, taken, .. } = &mut end;
             path.restart(pool, held, taken).unwrap();
             let TakenReceives { outcomes, frames } = std::mem::take(taken);
-            assert!(outcomes.iter().any(|outcome| *outcome == Err(CompletionStatus::Flushed)));
+            assert!(outcomes.contains(&Err(CompletionStatus::Flushed)));
             held.extend(frames.into_iter().flatten());
             assert_eq!(held.len(), FRAMES as usize, "no frame is lost");
             end.post();

@@ -36,11 +36,11 @@ pub(crate) trait DeviceRing {
     /// Loads after this see all that the device wrote before a word which was loaded before this
     /// (`udma_from_device_barrier`, rdma-core util/udma_barrier.h). Stores after it come after loads before
     /// it.
-    fn from_device_barrier(&self);
+    fn acquire_from_device(&self);
 
     /// A device that sees a word stored after this also sees those stored before it
     /// (`udma_to_device_barrier`).
-    fn to_device_barrier(&self);
+    fn release_to_device(&self);
 
     /// Has a store to a register of the device, or to a record that it reads next, leave the processor before
     /// anything after it: registers may be mapped as write-combining (`mmio_wc_start`, `mmio_flush_writes`).
@@ -141,12 +141,12 @@ impl<const ENTRY: usize> DeviceRing for MappedRing<ENTRY> {
     }
 
     #[inline]
-    fn from_device_barrier(&self) {
+    fn acquire_from_device(&self) {
         order(Direction::FromDevice);
     }
 
     #[inline]
-    fn to_device_barrier(&self) {
+    fn release_to_device(&self) {
         order(Direction::ToDevice);
     }
 
@@ -166,6 +166,7 @@ impl<const ENTRY: usize> DeviceRing for MappedRing<ENTRY> {
 }
 
 /// The two barriers.
+#[derive(Clone, Copy)]
 enum Direction {
     FromDevice,
     ToDevice,
@@ -216,8 +217,8 @@ mod tests {
         ring.store_u32::<12>(3, 0x0a0b_0c0d);
         ring.prefetch(1);
         assert_eq!((ring.load_u32::<4>(2), ring.load_u64::<8>(1)), (0x0506_0708, 0x0a0b_0c0d));
-        ring.to_device_barrier();
-        ring.from_device_barrier();
+        ring.release_to_device();
+        ring.acquire_from_device();
         assert_eq!(memory[0].to_ne_bytes(), [1, 2, 3, 4, 5, 6, 7, 8]);
     }
 

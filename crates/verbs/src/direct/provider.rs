@@ -74,6 +74,7 @@ pub(crate) struct DirectVerbs {
 
 impl DirectVerbs {
     /// Looks the functions up in the library that is loaded.
+    #[allow(clippy::multiple_unsafe_ops_per_block, reason = "both functions have one argument")]
     pub(crate) fn find() -> Result<Self, DirectRefusal> {
         // SAFETY: the name is NUL-terminated; RTLD_NOLOAD runs no code of a library. The handle is kept for
         // ever, as the process keeps its providers.

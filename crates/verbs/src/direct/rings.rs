@@ -171,7 +171,7 @@ impl<M: DeviceMemory> DirectRings<M> {
                 self.memory.completions.prefetch(self.consumed.wrapping_add(GROUP + nth));
             }
             // The other words of a completion, and the packet, were written before its last word.
-            self.memory.completions.from_device_barrier();
+            self.memory.completions.acquire_from_device();
             for word in words.iter().take(ready as usize) {
                 if !self.take(*word, pool, taker) {
                     is_empty = true;
@@ -182,7 +182,7 @@ impl<M: DeviceMemory> DirectRings<M> {
         }
         if taken > 0 {
             // The device may overwrite what was read.
-            self.memory.completions.from_device_barrier();
+            self.memory.completions.acquire_from_device();
             self.memory.completion_record.store_u32::<CONSUMED>(0, self.consumed & LOW_24);
         }
         Polled { completions: taken as usize, is_empty }
@@ -274,7 +274,7 @@ impl<M: DeviceMemory> DirectRings<M> {
             return 0;
         }
         // The device reads the requests after the record.
-        self.memory.requests.to_device_barrier();
+        self.memory.requests.release_to_device();
         self.memory.request_record.store_u32::<POSTED>(0, self.posted & 0xffff);
         if count == frames.len() - start {
             frames.truncate(start);

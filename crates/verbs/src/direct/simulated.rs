@@ -180,15 +180,15 @@ impl<const ENTRY: usize> DeviceRing for SimulatedRing<ENTRY> {
 
     fn prefetch(&self, _index: u32) {}
 
-    fn from_device_barrier(&self) {
+    fn acquire_from_device(&self) {
         self.log.borrow_mut().acquire(self.side);
     }
 
-    fn to_device_barrier(&self) {
+    fn release_to_device(&self) {
         self.log.borrow_mut().release(self.side);
     }
 
     fn flush_to_device(&self) {
-        self.to_device_barrier();
+        self.release_to_device();
     }
 }

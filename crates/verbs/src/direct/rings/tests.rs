@@ -61,7 +61,7 @@ impl SimulatedDevice {
     fn step(&mut self) -> bool {
         let posted = self.memory.request_record.load_u32::<POSTED>(0);
         let consumed = self.memory.completion_record.load_u32::<CONSUMED>(0);
-        self.memory.requests.from_device_barrier();
+        self.memory.requests.acquire_from_device();
         let room = self.sizes.completions - (self.written.wrapping_sub(consumed) & LOW_24);
         if posted as u16 == self.received as u16 || room == 0 {
             return false;
@@ -185,7 +185,8 @@ fn run(pool: &mut FramePool, seed: u64, sizes: QueueSizes, missing: MissingBarri
     let [memory, of_device] = queues(&log, sizes);
     let payloads = SimulatedRing::new(&log, 64);
     let first = pool.take().expect("a frame");
-    let first_address = pool.slot(&first).expect("its own").address - first.wr_id() as u32 as u64 * 2048;
+    let first_address = pool.slot(&first).expect("its own").address
+        - u64::from(first.wr_id() as u32) * u64::from(FRAME_BYTES);
     let mut device = SimulatedDevice {
         memory: of_device,
         sizes,
@@ -343,7 +344,7 @@ fn arming_counts_and_names_the_queue() {
     let mut bell = 0;
     for _ in 0..100 {
         bell = device.doorbell.load_u64::<ARM_DOORBELL>(0);
-        device.doorbell.from_device_barrier();
+        device.doorbell.acquire_from_device();
         if bell == u64::from(last) << 32 | 9 {
             break;
         }
