@@ -222,7 +222,7 @@ impl Receive for DirectReceive {
     }
 
     /// The library leaves the completions of the queue where they are
-    /// ([`DirectVerbs::layouts`](provider::DirectVerbs::layouts)), so all of them are taken here.
+    /// (`MLX5_CQ_FLAGS_DV_OWNED`), so all of them are taken here.
     fn restart(
         &mut self,
         pool: &mut FramePool,

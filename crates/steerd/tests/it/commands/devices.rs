@@ -113,7 +113,7 @@ mod report {
         assert_eq!(names, ["one_mask", "sixteen_of_each_mask", "one_of_each_mask", "until_refused"]);
         assert_eq!(patterns[0]["installed"], patterns[0]["wanted"]);
         assert_eq!(report["flows"]["left_behind"].as_integer(), Some(0));
-        assert_eq!(report["suite"]["rows"].as_integer(), Some(337));
+        assert_eq!(report["suite"]["rows"].as_integer(), Some(338));
         assert_eq!(report["receive"]["source"].as_str(), Some(source));
         let points = report["receive"]["points"].as_array().expect("points");
         assert_eq!(points.len(), 12);
