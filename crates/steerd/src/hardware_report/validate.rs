@@ -1,5 +1,5 @@
 //! Checks a report that was received: its version, its fields, whether its numbers can be, and that it
-//! has nothing private. A report that [`super::collect`] has made has no problem.
+//! has nothing private. A report that [`super::collect()`] has made has no problem.
 
 use std::fmt;
 use std::path::Path;
