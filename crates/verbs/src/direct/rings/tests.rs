@@ -246,6 +246,7 @@ fn sizes(completions: u32, requests: u32) -> QueueSizes {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "frames need libibverbs")]
 fn weakly_ordered_completions_are_read_whole() {
     let (_nic, pool) = frames(24);
     let (pool, taken) = (RefCell::new(pool), Cell::new(0));
@@ -259,6 +260,7 @@ fn weakly_ordered_completions_are_read_whole() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "frames need libibverbs")]
 fn each_missing_barrier_is_noticed() {
     let (_nic, mut pool) = frames(24);
     for missing in [
@@ -272,6 +274,7 @@ fn each_missing_barrier_is_noticed() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "frames need libibverbs")]
 fn an_unknown_completion_ends_the_queue() {
     let (_nic, mut pool) = frames(4);
     // Data within the completion, a compressed one, a resized queue, a failed send, and others' requests.
@@ -299,6 +302,7 @@ fn an_unknown_completion_ends_the_queue() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "frames need libibverbs")]
 fn a_completion_of_nothing_has_no_frame() {
     let (_nic, mut pool) = frames(4);
     let log = SharedLog::new(1, MissingBarriers::default());
@@ -317,6 +321,7 @@ fn a_completion_of_nothing_has_no_frame() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "frames need libibverbs")]
 fn frames_of_other_pools_are_left() {
     let (_nic, mut pool) = frames(4);
     let (_other_nic, mut other) = frames(2);
