@@ -28,7 +28,7 @@ pub struct CompletionQueueHandle {
     pub(crate) channel: Option<Arc<CompletionChannel>>,
     /// The fields that completions were asked for.
     pub(crate) fields: CompletionFields,
-    /// Its completions are read by the rings of one queue ([`CompletionQueueHandle::claim`]).
+    /// The completions are read by the rings of one queue ([`CompletionQueueHandle::claim`]).
     pub(crate) is_claimed: AtomicBool,
     /// The device checks checksums, so that the flag in completions means something.
     pub(crate) checksums: bool,
@@ -64,7 +64,7 @@ impl CompletionQueueHandle {
     /// Reserves the queue for the one queue that completes here already; false if there are others, which
     /// hold handles of it. No other queue can be made that completes here.
     pub(crate) fn claim(self: &Arc<Self>) -> bool {
-        /// Those of the poller, of the queue, and the caller's.
+        /// The handles of the poller, of the queue, and of the caller.
         const HOLDERS: usize = 3;
         self.is_claimed.store(true, Ordering::SeqCst);
         Arc::strong_count(self) == HOLDERS

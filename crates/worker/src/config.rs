@@ -35,10 +35,11 @@ pub struct ServedPort {
 /// How a worker receives ([`verbs::ReceivePath`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReceiveKind {
-    /// By the functions of the device's provider.
+    /// The worker calls the functions of the device's provider.
     #[default]
     Verbs,
-    /// By the queues' memory, on a device of libmlx5; on others as [`ReceiveKind::Verbs`], with a warning.
+    /// The worker reads and writes the queues' memory, on a device of libmlx5; on others it receives as
+    /// [`ReceiveKind::Verbs`], with a warning.
     Direct,
 }
 

@@ -70,7 +70,7 @@ impl MaskKey {
         }
     }
 
-    /// What has to be equal for flows of one mask to be split into those of another one.
+    /// The properties that have to be equal for flows of one mask to be split into those of another one.
     fn family(&self, splittable: &Image, reading: Reading) -> Vec<u64> {
         let fixed = fixed_bits(&self.mask, splittable, reading);
         fixed.into_iter().chain([self.is_sent, self.is_multicast].map(u64::from)).collect()

@@ -28,7 +28,7 @@ const NO_DEVICE: u8 = 4;
 const WORKS: &str = "works";
 /// The name that stands for the driver of a soft NIC.
 const SOFT: &str = "softnic";
-/// Of so many cases one is shown.
+/// The progress shows one of so many cases.
 const SHOWN_EVERY: usize = 32;
 /// The prefix of a peer that is an end of a link.
 const LINK: &str = "link:";

@@ -158,7 +158,7 @@ struct WrittenCompletion {
     tag: u32,
     byte_count: u32,
     ticks: u64,
-    /// Of a failed receive.
+    /// The reason if the receive failed.
     syndrome: Option<u8>,
 }
 
@@ -350,10 +350,7 @@ fn a_queue_that_others_use_is_refused() {
     let refusal = DirectReceive::new(&provider, shared, first).err().unwrap();
     assert!(matches!(refusal, DirectRefusal::NotAlone), "{refusal}");
     // And none is added later.
-    let (work_queue, receives) = queue(&alone).unwrap();
-    drop(work_queue);
-    let handle = alone.handle();
-    drop(handle);
+    let (_, receives) = queue(&alone).unwrap();
     let direct = DirectReceive::new(&provider, alone, receives).unwrap();
     assert!(queue(direct.completions()).is_err());
 }
@@ -376,7 +373,7 @@ fn frames_are_refused_after_a_reset_by_others() {
     end.path.poll(&mut end.pool, FRAMES as usize, &mut end.taken);
     end.held.extend(std::mem::take(&mut end.taken.frames).into_iter().flatten());
     assert_eq!(end.path.post(&mut end.pool, &mut end.held), 0);
-    // What leads out of it.
+    // A restart makes the rings and the device begin anew.
     end.path.restart(&mut end.pool, &mut end.held, &mut end.taken).unwrap();
     end.post();
     let _flow = FlowHandle::create(&target, &udp_flow(53, 7)).unwrap();

@@ -13,7 +13,7 @@ use verbs::{
 
 const FRAMES: u32 = 16;
 
-/// What a restart gave back: frames without a completion, and the status of each completion before.
+/// The results of a restart: frames without a completion, and the status of each completion before.
 fn restart(receiver: &mut Receiver) -> (usize, Vec<CompletionStatus>) {
     let mut statuses = Vec::new();
     let Receiver { receives, cq, pool, spare, .. } = receiver;

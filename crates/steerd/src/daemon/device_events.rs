@@ -56,7 +56,7 @@ fn label(kind: EventKind) -> &'static str {
 /// The device as the run loop watches it.
 #[derive(Debug, Default)]
 pub(super) struct DeviceWatch {
-    /// By worker.
+    /// The receive queues, by worker.
     queues: Vec<WatchedQueue>,
 }
 

@@ -39,7 +39,7 @@ pub(crate) struct Observer {
     pub(super) frames: u64,
     pub(super) log: Log,
     pub(super) traces: Arc<TraceTotals>,
-    /// What the device has reported.
+    /// The counts of asynchronous events that the device has reported.
     pub(super) events: EventCounts,
     /// The traffic of rules at run time, by their names in programs, that was counted in the device until
     /// they left it, and that nobody has taken.

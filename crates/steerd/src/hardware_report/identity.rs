@@ -1,4 +1,4 @@
-//! What the kernel shows of the device and its host, without addresses.
+//! The facts that the kernel shows of the device and its host, without addresses.
 
 use std::fs;
 use std::path::Path;

@@ -143,10 +143,10 @@ pub(crate) struct Device {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ReceiveSetting {
-    /// By the functions of the device's provider.
+    /// Workers call the functions of the device's provider.
     #[default]
     Verbs,
-    /// By the queues' memory, on mlx5.
+    /// Workers on an mlx5 read and write the queues' memory.
     Direct,
 }
 

@@ -94,7 +94,7 @@ pub(crate) struct Worker {
     /// `null`: any.
     pub(crate) core: Option<usize>,
     pub(crate) stalled: bool,
-    /// Its receive queue is in its error state.
+    /// The worker's receive queue is in its error state.
     #[serde(default)]
     pub(crate) failed: bool,
     /// How often it has recovered its receive queue.

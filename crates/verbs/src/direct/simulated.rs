@@ -35,11 +35,11 @@ struct WordVersion {
     at: u64,
     value: u64,
     writer: Side,
-    /// What comes before this place in the log is visible to a reader of this version, behind a barrier.
+    /// All that comes before this place in the log is visible to a reader of this version, behind a barrier.
     released: u64,
 }
 
-/// What one side knows of the log.
+/// The knowledge that one side has of the log.
 #[derive(Default)]
 struct SideView {
     /// Everything before is visible.

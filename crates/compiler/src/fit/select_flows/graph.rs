@@ -32,13 +32,13 @@ pub(super) struct Item {
 
 /// The flows of a program by what can be done with them.
 pub(super) struct Items {
-    /// Those to choose from, by precedence.
+    /// The flows to choose from, by precedence.
     pub(super) list: Vec<Item>,
-    /// Those after them, which are too many to choose from.
+    /// The flows after them, which are too many to choose from.
     pub(super) beyond: Vec<Item>,
-    /// Those that copy, or are about sent packets, which no worker can decide.
+    /// The flows that copy, or are about sent packets, which no worker can decide.
     pub(super) fixed: Vec<CandidateId>,
-    /// Those behind the covers: the default's, and of rules at the end that match by headers alone.
+    /// The flows behind the covers: the default's, and of rules at the end that match by headers alone.
     pub(super) behind: Vec<Ranked>,
     /// The masks of the two.
     pub(super) fixed_masks: BTreeSet<MaskKey>,

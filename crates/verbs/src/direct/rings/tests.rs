@@ -111,7 +111,7 @@ impl SimulatedDevice {
 /// The processor's side: checks each completion when it is passed on, and keeps the frames.
 struct CheckingTaker {
     payloads: SimulatedRing<8>,
-    /// What the device will have completed, in order; filled by the test.
+    /// The receives that the device has completed, in order; filled by the test.
     expected: Vec<Completed>,
     taken: usize,
     frames: Vec<Frame>,
