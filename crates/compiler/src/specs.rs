@@ -33,9 +33,14 @@ impl Reading {
         }
     }
 
-    /// Whether a flow has one more spec if its IPv4 address is multicast.
-    pub(super) fn has_multicast_spec(self) -> bool {
+    /// Whether flows for IPv4 multicast addresses have an Ethernet spec, whatever else they match.
+    pub(super) fn marks_multicast(self) -> bool {
         self.ethernet_first
+    }
+
+    /// Whether a flow has an Ethernet spec because its IPv4 address is multicast.
+    pub(super) fn has_multicast_spec(self, cube: &Cube) -> bool {
+        self.marks_multicast() && cube.has(HAS_IPV4) && cube.value_of(DST_IPV4) >> 28 == 0xe
     }
 
     /// Whether two cubes may have the same specs.
@@ -68,7 +73,7 @@ impl Reading {
 pub(super) fn chain(cube: &Cube, reading: Reading) -> SpecChain {
     let mut specs = Vec::with_capacity(spec_count(cube, reading) as usize);
     let (outer, inside) = (|field| field, Slot::inside);
-    let ethernet = needs_ethernet(cube, reading.ethernet_first);
+    let ethernet = needs_ethernet(cube, reading);
     level(cube, &outer, ethernet, reading.has_transport_spec(cube, &outer), &mut specs);
     tunnel(cube, &mut specs);
     let inner_from = specs.len();
@@ -133,16 +138,15 @@ pub(super) fn spec_count(cube: &Cube, reading: Reading) -> u32 {
         true => level(&Slot::inside) + u32::from(inner_ethernet(cube)),
         false => 0,
     };
-    u32::from(needs_ethernet(cube, reading.ethernet_first)) + level(&|field| field) + tunnel as u32 + inner
+    u32::from(needs_ethernet(cube, reading)) + level(&|field| field) + tunnel as u32 + inner
 }
 
 /// Whether the Ethernet spec has a condition that no other spec implies, or must precede a multicast address.
-fn needs_ethernet(cube: &Cube, ethernet_first: bool) -> bool {
+fn needs_ethernet(cube: &Cube, reading: Reading) -> bool {
     let ip = cube.has(HAS_IPV4) || cube.has(HAS_IPV6);
     let is_matched = [DST_MAC, SRC_MAC, VLAN_TCI].into_iter().any(|field| cube.mask_of(field) != 0);
-    let multicast = ethernet_first && cube.has(HAS_IPV4) && cube.value_of(DST_IPV4) >> 28 == 0xe;
     let alone = !ip && (cube.mask_of(ETHER_TYPE) != 0 || !cube.has(HAS_INNER) || cube.has(HAS_MPLS));
-    is_matched || multicast || alone
+    is_matched || alone || reading.has_multicast_spec(cube)
 }
 
 fn inner_ethernet(cube: &Cube) -> bool {

@@ -4,7 +4,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use wire::{Burst, LinkConfig, LinkEnd, LinkWire, Wire as _, WireError, WireState};
+use wire::{Burst, LinkConfig, LinkEnd, LinkWire, Wire, WireError, WireState};
 
 use crate::Peer;
 
@@ -67,14 +67,19 @@ impl LinkPeerEnd {
 
     /// Takes what the device has sent.
     fn collect(&mut self) {
-        loop {
-            let mut burst = Burst::new();
-            self.wire.receive(&mut burst);
-            if burst.is_empty() {
-                return;
-            }
-            self.sent.extend(burst.iter().map(|frame| frame.bytes.to_vec()));
+        receive_all(&mut self.wire, |frame| self.sent.push(frame.to_vec()));
+    }
+}
+
+/// Passes the frames that wait at a wire to `each`, until there is none.
+pub(crate) fn receive_all(wire: &mut impl Wire, mut each: impl FnMut(&[u8])) {
+    loop {
+        let mut burst = Burst::new();
+        wire.receive(&mut burst);
+        if burst.is_empty() {
+            return;
         }
+        burst.iter().for_each(|frame| each(frame.bytes));
     }
 }
 

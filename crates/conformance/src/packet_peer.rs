@@ -10,14 +10,14 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use wire::{
-    AfPacketConfig, AfPacketWire, Burst, HandOver, MergedFrames, Promiscuous, TransmitError, Wire as _,
-    WireError,
+    AfPacketConfig, AfPacketWire, HandOver, MergedFrames, Promiscuous, TransmitError, Wire as _, WireError,
 };
 
 use verbs::SYSFS_CLASSES;
 
 use crate::Peer;
 use crate::bench::MAC;
+use crate::link::receive_all;
 
 /// How long frames take to the device and its completions to memory, with much to spare.
 const SETTLE: Duration = Duration::from_millis(60);
@@ -104,15 +104,11 @@ impl PacketPeerEnd {
     }
 
     fn collect(&mut self) {
-        loop {
-            let mut burst = Burst::new();
-            self.wire.receive(&mut burst);
-            if burst.is_empty() {
-                return;
+        receive_all(&mut self.wire, |frame| {
+            if is_ours(frame) {
+                self.sent.push(frame.to_vec());
             }
-            let ours = burst.iter().filter(|frame| is_ours(frame.bytes));
-            self.sent.extend(ours.map(|frame| frame.bytes.to_vec()));
-        }
+        });
     }
 }
 

@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, VecDeque};
 use device_model::{DeviceModel, PriorityTable, TableFill};
 
 use crate::cube::Image;
-use crate::fit::merge_masks::has_multicast_address;
 use crate::rank::lower::{Candidate, CandidateId};
 use crate::rank::order::{Ranked, RankedFlows};
 use crate::specs::Reading;
@@ -133,7 +132,7 @@ fn shapes(candidates: &[Candidate], flows: &[CandidateId], reading: Reading) -> 
     let mut by_mask: BTreeMap<(Image, bool), Vec<CandidateId>> = BTreeMap::new();
     for id in flows {
         let cube = &candidates[id.index()].cube;
-        let is_multicast = reading.has_multicast_spec() && has_multicast_address(cube);
+        let is_multicast = reading.has_multicast_spec(cube);
         by_mask.entry((cube.matchable_mask(), is_multicast)).or_default().push(*id);
     }
     let mut shapes: Vec<Vec<CandidateId>> = by_mask.into_values().collect();

@@ -8,8 +8,7 @@ use device_model::{DeviceModel, PriorityTable};
 
 use crate::cover::MAX_FLOWS;
 use crate::cube::{
-    Cube, DST_HIGH, DST_IPV4, DST_LOW, DST_PORT, HAS_IPV4, Image, SRC_HIGH, SRC_LOW, SRC_PORT, TOS, TTL,
-    WORDS,
+    Cube, DST_HIGH, DST_IPV4, DST_LOW, DST_PORT, Image, SRC_HIGH, SRC_LOW, SRC_PORT, TOS, TTL, WORDS,
 };
 use crate::fit::assign_priorities::priorities_for;
 use crate::flow_groups::most_split_flows;
@@ -178,11 +177,6 @@ fn merge_to(
     merging.into.iter().filter(|into| into.is_none()).count()
 }
 
-/// Whether a cube is of an IPv4 multicast address.
-pub(crate) fn has_multicast_address(cube: &Cube) -> bool {
-    cube.has(HAS_IPV4) && cube.value_of(DST_IPV4) >> 28 == 0xe
-}
-
 /// The masks of some flows.
 struct Masks {
     groups: Vec<Group>,
@@ -210,7 +204,7 @@ impl Masks {
         let of = own.map(|candidate| {
             let mask = candidate.traps.then(|| candidate.cube.matchable_mask())?;
             let is_sent = candidate.is_sent();
-            let is_multicast = reading.has_multicast_spec() && has_multicast_address(&candidate.cube);
+            let is_multicast = reading.has_multicast_spec(&candidate.cube);
             let group = *place.entry((mask, is_sent, is_multicast)).or_insert_with(|| {
                 groups.push(Group { mask, is_sent, is_multicast, flows: 0 });
                 groups.len() - 1
@@ -379,7 +373,7 @@ pub(crate) fn fixed_bits(mask: &Image, splittable: &Image, reading: Reading) -> 
     let address = |mask: u64| Cube::ANY.with(DST_IPV4, 0, mask).map_or([0; WORDS], |cube| cube.mask);
     let (top, all) = (address(0xf << 28), address(DST_IPV4.ones()));
     let is_whole = (0..WORDS).all(|word| top[word] & !mask[word] == 0);
-    let kept = if is_whole || !reading.has_multicast_spec() { [0; WORDS] } else { all };
+    let kept = if is_whole || !reading.marks_multicast() { [0; WORDS] } else { all };
     std::array::from_fn(|word| mask[word] & (!splittable[word] | kept[word]))
 }
 

@@ -19,7 +19,7 @@ mod reduce;
 
 use crate::cover::CoveredRule;
 use crate::cube::Image;
-use crate::fit::merge_masks::{fixed_bits, has_multicast_address};
+use crate::fit::merge_masks::fixed_bits;
 use crate::flow_groups::most_split_flows;
 use crate::job::Job;
 use crate::rank::lower::{Candidate, Lowered};
@@ -66,7 +66,7 @@ impl MaskKey {
         Self {
             mask: reading.as_matched(cube).matchable_mask(),
             is_sent: candidate.is_sent(),
-            is_multicast: reading.has_multicast_spec() && has_multicast_address(cube),
+            is_multicast: reading.has_multicast_spec(cube),
         }
     }
 
