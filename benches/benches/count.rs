@@ -40,7 +40,7 @@ fn rig(top_flows: Option<u32>) -> (Rig, Option<Box<dyn Hub>>) {
     );
     let (policy, _) = policy::parse(&Source::new("bench.toml", text), &NoFiles).expect("a policy");
     let program = compiler::compile(&policy, &DeviceModel::ideal(), 1).expect("a program");
-    let (worker, program) = (&rig.workers[0], Arc::new(program));
+    let (worker, program) = (&rig.plane.workers[0], Arc::new(program));
     let (control, domain) = (worker.control(), worker.domain());
     let environment = Environment {
         context: domain.context(),
@@ -57,7 +57,8 @@ fn rig(top_flows: Option<u32>) -> (Rig, Option<Box<dyn Hub>>) {
         opened.hub
     });
     let map = Arc::new(SinkMap::new(1, &program, &[slot]));
-    rig.controller
+    rig.plane
+        .controller
         .install(program, &mut |stage| {
             control.publish_shared(&SharedStage::new(stage, &map));
             Ok(())
@@ -76,7 +77,7 @@ fn worker_ns(rig: &mut Rig) -> f64 {
             pumped += rig.nic.pump(PULSE - pumped);
         }
         let between = Instant::now();
-        while rig.workers[0].step() > 0 {}
+        while rig.plane.workers[0].step() > 0 {}
         worker += between.elapsed();
         frames += pumped as u64;
     }

@@ -150,7 +150,7 @@ fn run(path: &HotPath, folder: &Path) {
     if path.forwards {
         let mut rig = Rig::new(FRAME_BYTES, 1, Drive::Manual, None);
         let options = ForwardSink { port: Some(1), swap_macs: true, ..ForwardSink::default() };
-        let _opened = rig.open_sink(SinkKind::Forward(options));
+        let _opened = rig.plane.open_sink(SinkKind::Forward(options));
         run_pulses(&mut rig);
         // All but those of the last pulses: the engine sends in one what the worker has queued in earlier
         // ones.
@@ -188,7 +188,7 @@ fn engine(rig: &Rig) {
 }
 
 fn worker(rig: &mut Rig) {
-    while rig.workers[0].step() > 0 {}
+    while rig.plane.workers[0].step() > 0 {}
 }
 
 /// Counted: its name is an argument of valgrind.

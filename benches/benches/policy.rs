@@ -206,16 +206,17 @@ fn print_small_change(set: &RuleSet) {
         let mut rig = Rig::of(personality, WORKERS as u32);
         let mut preparing = Vec::new();
         let mut compiled = |policy, rig: &Rig| {
-            let before = rig.controller.installed().map(Arc::as_ref);
+            let before = rig.plane.controller.installed().map(Arc::as_ref);
             let program = Arc::new(compile_with(policy, &model, WORKERS, before).expect("it fits"));
             // What the thread that compiles does for the one that changes the device.
             let begun = Instant::now();
             program.make_indexes();
-            let digested = DigestedProgram::new(program, rig.controller.limits()).expect("a whole program");
+            let digested =
+                DigestedProgram::new(program, rig.plane.controller.limits()).expect("a whole program");
             preparing.push(begun.elapsed().as_secs_f64() * 1e3);
             digested
         };
-        rig.install_digested(compiled(&policy, &rig));
+        rig.plane.install_digested(compiled(&policy, &rig));
         rig.nic.set_flow_rate(flow_rate);
         let (mut times, mut flows) = ([const { Vec::new() }; 2], 0);
         // No change frees a program: the daemon does it after its answer.
@@ -223,7 +224,7 @@ fn print_small_change(set: &RuleSet) {
         for (number, policy) in [&changed, &policy].into_iter().cycle().take(CHANGES).enumerate() {
             let program = compiled(policy, &rig);
             let begun = Instant::now();
-            let FlowChanges { installed, removed, .. } = rig.install_digested(program.clone());
+            let FlowChanges { installed, removed, .. } = rig.plane.install_digested(program.clone());
             times[number % 2].push(begun.elapsed().as_secs_f64() * 1e3);
             programs.push(program);
             flows = flows.max(installed + removed);
@@ -365,7 +366,7 @@ fn installs(text: &str) -> Duration {
     let mut rig = Rig::bare(64, WORKERS as u32, Drive::Manual, None);
     timed(|| {
         let program = compile(&parsed(text), &DeviceModel::ideal(), WORKERS).expect("a program");
-        rig.install(&Arc::new(program));
+        rig.plane.install(&Arc::new(program));
     })
 }
 

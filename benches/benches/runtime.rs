@@ -79,7 +79,7 @@ fn rule(number: u32) -> RuntimeRule {
 }
 
 fn allowed(rig: &Rig) -> Option<RuntimeRules> {
-    rig.controller.installed()?.runtime.clone()
+    rig.plane.controller.installed()?.runtime.clone()
 }
 
 fn filled(allowed: &RuntimeRules, rules: u32) -> RuntimeStore {
@@ -91,11 +91,11 @@ fn filled(allowed: &RuntimeRules, rules: u32) -> RuntimeStore {
 
 /// Gives the first worker of a rig, which nobody runs, these rules.
 fn give(rig: &mut Rig, store: &RuntimeStore) {
-    let control = rig.workers[0].control();
+    let control = rig.plane.workers[0].control();
     std::thread::scope(|scope| {
         let giving = scope.spawn(|| control.replace_runtime_rules(FLOWS, store.entries(), PATIENCE));
         while !giving.is_finished() {
-            rig.workers[0].step();
+            rig.plane.workers[0].step();
         }
         giving.join().expect("no panic").expect("in time");
     });
@@ -137,7 +137,7 @@ fn speed_of_changes(capture: &Path) {
     let Some(allowed) = allowed(&rig) else { return };
     let mut store = filled(&allowed, KEPT);
     give(&mut rig, &store);
-    let worker = rig.workers.remove(0).spawn().expect("a thread");
+    let worker = rig.plane.workers.remove(0).spawn().expect("a thread");
     let control = worker.control();
     let mut timed = |requests: Vec<RuntimeRequest>| {
         let begun = Instant::now();

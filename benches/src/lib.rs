@@ -6,6 +6,7 @@
 pub mod comparison;
 pub mod competitors;
 pub mod daemon;
+mod dataplane;
 mod dice;
 pub mod machine;
 pub mod namespace;
@@ -17,6 +18,7 @@ pub mod rules;
 pub mod table;
 pub mod trace;
 
+pub use dataplane::Dataplane;
 pub use rig::{Parts, Rig};
 
 /// The median of an odd number of figures.

@@ -49,7 +49,7 @@ fn own(inputs: &Inputs, bytes: u32) -> Case<'_> {
     // Threads that a sink starts get the affinity of the thread that opens it.
     pin(super::OTHER_CORE);
     let kind = SinkKind::Forward(ForwardSink { port: Some(1), swap_macs: true, ..ForwardSink::default() });
-    let opened = rig.try_open_sink(kind).map_err(|error| error.to_string());
+    let opened = rig.plane.try_open_sink(kind).map_err(|error| error.to_string());
     pin(super::CORE);
     let mut setup = Setup { opened, rig };
     let run = Box::new(move || {

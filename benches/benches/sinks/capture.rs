@@ -181,20 +181,20 @@ fn by_sink(file: &Path, bytes: u32, rate: f64) -> Result<Trial, String> {
     };
     let mut rig = Rig::bare(bytes, 1, Drive::Manual, None);
     pin(OTHER_CORE);
-    let opened = rig.try_open_sink(SinkKind::Capture(options));
+    let opened = rig.plane.try_open_sink(SinkKind::Capture(options));
     pin(CORE);
     let opened = opened.map_err(|error| error.to_string())?;
     let status = opened.hub.status();
     let written = status.iter().find(|(name, _)| name == "file").map(|(_, value)| PathBuf::from(value));
     let thread = sink_thread();
     let before = thread.as_deref().and_then(processor_time);
-    rig.workers[0].step();
+    rig.plane.workers[0].step();
     let rate = paced(rate, |count| {
         let pumped = rig.nic.pump(count as usize) as u64;
-        rig.workers[0].step();
+        rig.plane.workers[0].step();
         pumped
     });
-    while rig.workers[0].step() > 0 {}
+    while rig.plane.workers[0].step() > 0 {}
     let begun = Instant::now();
     while opened.counters[0].read().in_flight() > 0 && begun.elapsed() < SETTLES {
         std::thread::sleep(Duration::from_millis(1));

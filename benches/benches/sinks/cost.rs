@@ -126,7 +126,7 @@ fn setup(variant: &Variant, bytes: u32) -> Result<Setup, String> {
         return Ok(Setup { clients: None, opened: None, rig });
     };
     let mut rig = Rig::bare(bytes, 1, Drive::Manual, None);
-    let opened = rig.try_open_sink(kind.clone()).map_err(|error| whole(&error))?;
+    let opened = rig.plane.try_open_sink(kind.clone()).map_err(|error| whole(&error))?;
     let clients = match kind {
         SinkKind::App(options) => Some(Clients::connect(&options.socket, variant.clients)?),
         _ => None,
@@ -153,7 +153,7 @@ impl Setup {
                 rig.nic.pump(BURST);
             }
             let between = Instant::now();
-            while rig.workers[0].step() > 0 {}
+            while rig.plane.workers[0].step() > 0 {}
             worker += between.elapsed();
             frames += rig.port().rx_frames - before;
             while begun.elapsed() < PULSE_TIME {

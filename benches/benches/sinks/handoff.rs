@@ -103,7 +103,7 @@ fn from_sink(socket: &Path, bytes: u32) -> Result<[f64; 2], String> {
     let mut rig = Rig::new(bytes, 1, Drive::Manual, None);
     let sink = program::SinkSpec { name: "bench".to_owned(), kind: SinkKind::App(options.clone()) };
     pin(OTHER_CORE);
-    let opened = rig.open(&sink);
+    let opened = rig.plane.open(&sink);
     pin(CORE);
     let mut opened = opened.map_err(|error| error.to_string())?;
     let receiver_of_sink = receiver(&socket)?;
@@ -112,13 +112,13 @@ fn from_sink(socket: &Path, bytes: u32) -> Result<[f64; 2], String> {
     let endpoint = opened.endpoints.pop().ok_or("no endpoint")?;
     let counters = Arc::clone(&opened.counters[0]);
     let repeater = Repeater { endpoint, counters, packets_per_second: Arc::clone(&delivered) };
-    let worker = rig.workers.remove(0).with_observer(Box::new(repeater));
-    rig.workers.push(worker);
+    let worker = rig.plane.workers.remove(0).with_observer(Box::new(repeater));
+    rig.plane.workers.push(worker);
     let mut pumped = 0;
     while pumped < BATCH {
         pumped += rig.nic.pump(BATCH - pumped);
     }
-    rig.workers[0].step();
+    rig.plane.workers[0].step();
     let alone = delivered.load(Ordering::Relaxed) as f64;
     drop((receiver_of_sink, opened, rig));
     Ok([alone, from_worker(&socket.with_extension("whole"), bytes)?])
@@ -128,7 +128,7 @@ fn from_worker(socket: &Path, bytes: u32) -> Result<f64, String> {
     let (socket, options) = app(socket.parent().unwrap_or(socket), &name(socket));
     let mut rig = Rig::bare(bytes, 1, Drive::Manual, None);
     pin(OTHER_CORE);
-    let opened = rig.try_open_sink(SinkKind::App(options));
+    let opened = rig.plane.try_open_sink(SinkKind::App(options));
     pin(CORE);
     let opened = opened.map_err(|error| error.to_string())?;
     let receiver = receiver(&socket)?;
@@ -139,7 +139,7 @@ fn from_worker(socket: &Path, bytes: u32) -> Result<f64, String> {
         while begun.elapsed() < time {
             for _ in 0..16 {
                 rig.nic.pump(BURST);
-                rig.workers[0].step();
+                rig.plane.workers[0].step();
             }
         }
         (opened.counters[0].read().delivered.packets - before) as f64 / begun.elapsed().as_secs_f64()
