@@ -49,7 +49,9 @@ pub enum Provider {
 }
 
 impl Provider {
-    fn device(self) -> &'static str {
+    /// The name of its device.
+    #[must_use]
+    pub fn device(self) -> &'static str {
         match self {
             Self::SoftNic => "softnic0",
             Self::Mlx5 | Self::Mlx5Direct => "mlx5_0",
@@ -64,15 +66,19 @@ impl Provider {
         }
     }
 
-    /// What comes before the command of the daemon.
-    fn launcher(self, options: &DaemonOptions<'_>) -> Result<Vec<String>, String> {
+    /// What comes before the command of a process with the device: none if the process has its own. A model
+    /// of an mlx5 gets its packets from `wire`, and works on a core.
+    ///
+    /// # Errors
+    /// The program that starts it is not built.
+    pub fn launcher(self, wire: &str, engine_core: usize) -> Result<Vec<String>, String> {
         if self == Self::SoftNic {
             return Ok(Vec::new());
         }
         let softnic = built("softnic")?.display().to_string();
-        let words = format!("exec --method mlx5 --mtu {MTU_BYTES} --core {} --wire", options.engine_core);
+        let words = format!("exec --method mlx5 --mtu {MTU_BYTES} --core {engine_core} --wire");
         let words = words.split(' ').map(str::to_owned);
-        Ok([softnic].into_iter().chain(words).chain([options.wire.clone(), "--".to_owned()]).collect())
+        Ok([softnic].into_iter().chain(words).chain([wire.to_owned(), "--".to_owned()]).collect())
     }
 }
 
@@ -127,9 +133,11 @@ pub fn program() -> Result<PathBuf, String> {
 /// A program that was built with the benches.
 fn built(name: &str) -> Result<PathBuf, String> {
     let own = std::env::current_exe().map_err(|error| error.to_string())?;
-    // target/release/deps/neighbours-HASH
-    let path = own.ancestors().nth(2).unwrap_or(&own).join(name);
-    path.exists().then_some(path).ok_or_else(|| format!("{name} is not built: `make bench` does it"))
+    // target/release/deps/neighbours-HASH. Of a program that is only a tool, that of the tests will do.
+    let release = own.ancestors().nth(2).unwrap_or(&own);
+    let paths = [release.join(name), release.with_file_name("debug").join(name)];
+    let built = paths.into_iter().find(|path| path.exists());
+    built.ok_or_else(|| format!("{name} is not built: `make bench` does it"))
 }
 
 /// The settings file.
@@ -180,7 +188,7 @@ impl Daemon {
         // This thread is pinned, and a process inherits that.
         let child = Command::new("taskset")
             .args(["-c", &format!("{engine_core},{worker_core}")])
-            .args(provider.launcher(options)?)
+            .args(provider.launcher(&options.wire, *engine_core)?)
             .arg(program)
             .args(["run", "--keep-running", "--config"])
             .arg(folder.join("steerd.toml"))

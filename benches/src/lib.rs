@@ -6,6 +6,7 @@
 pub mod comparison;
 pub mod competitors;
 pub mod daemon;
+pub mod full_queue;
 mod dataplane;
 mod dice;
 pub mod machine;

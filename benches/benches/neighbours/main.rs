@@ -70,11 +70,18 @@ const TABLES: [Table; 8] = [
 ];
 
 fn main() {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if let [providers::FULL_QUEUE, rest @ ..] =
+        words.iter().map(String::as_str).collect::<Vec<_>>().as_slice()
+    {
+        providers::run_full_queue(rest);
+        return;
+    }
     namespace::enter();
     pin(CORE);
     let begun = Instant::now();
-    let chosen: Vec<String> =
-        std::env::args().filter(|word| TABLES.iter().any(|table| table.0 == word)).collect();
+    let is_table = |word: &String| TABLES.iter().any(|table| table.0 == word);
+    let chosen: Vec<String> = words.into_iter().filter(is_table).collect();
     let inputs = Inputs::new();
     let mut gate = Gate::new(if inputs.is_quick { Duration::ZERO } else { PATIENCE });
     let (mut rows, mut ratios) = (Vec::new(), Vec::new());
