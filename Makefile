@@ -8,7 +8,7 @@ export PATH := $(TOOLS)/bin:$(PATH):/usr/sbin:/sbin
 .DEFAULT_GOAL := help
 # apt and cargo lock what they work on.
 .NOTPARALLEL:
-.PHONY: help run live test check soak soak-daemon soak-interface conformance conformance-libmlx5 releases report-kit install install-files uninstall lint bench budgets audit fuzz asan miri miri-ready loom \
+.PHONY: help run live test check soak soak-daemon soak-interface conformance conformance-libmlx5 releases report-kit install install-files uninstall lint bench budgets budgets-mlx5 audit fuzz asan miri miri-ready loom \
   deps cargo cargo-deny cargo-fuzz
 
 help: ## list the targets
@@ -44,11 +44,15 @@ test: deps-build deps-test deps-promtool deps-feeds ## every test; with STEERD_C
 	.ci/test $(CARGO) test --workspace --locked
 
 # What is measured is what users build: incremental builds, which the environment may ask for, inline otherwise.
-budgets bench: export CARGO_INCREMENTAL := 0
+budgets budgets-mlx5 bench: export CARGO_INCREMENTAL := 0
 
 # Counted by valgrind: the load of the machine does not matter.
 budgets: deps-build deps-test ## the instructions of the hot paths beside their budgets (UPDATE=1 sets benches/budgets.tsv anew)
 	$(if $(UPDATE),STEERD_UPDATE_BUDGETS=1) $(CARGO) bench --locked --package steerd-benches --features valgrind --bench instructions
+
+budgets-mlx5: deps-build deps-test ## the instructions of the worker on rdma-core's mlx5 provider
+	$(CARGO) build --release --locked --package softnic-preload --features valgrind
+	$(CARGO) bench --locked --package steerd-benches --features valgrind --bench instructions -- mlx5
 
 check: deps-build ## fast checks: format, clippy and unit tests of the packages that differ from BASE and of their users
 	CARGO=$(CARGO) .ci/check

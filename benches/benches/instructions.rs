@@ -8,17 +8,24 @@
 //! the path of processors without it. A budget is the count when it was set, and a tenth more. `make budgets
 //! UPDATE=1` sets them anew.
 //!
+//! `make budgets-mlx5` counts the worker on rdma-core's provider for an mlx5 (`softnic exec --method mlx5`):
+//! with that provider's functions, which post and poll, and directly (`device.receive`). The provider is the
+//! machine's, so there are no budgets for these counts.
+//!
 //! The crate `rustix` looks for the vDSO, which valgrind hides: the feature `valgrind` makes it ask libc
 //! instead.
 #![forbid(unsafe_code)]
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use program::{ForwardSink, SinkKind};
 use softnic::Drive;
 use steerd_benches::Rig;
+use steerd_benches::daemon::Provider;
+use steerd_benches::full_queue::{SleepyWorker, run_client};
 use steerd_benches::rules::{RuleSet, generated};
 use steerd_benches::trace::Trace;
 
@@ -31,6 +38,12 @@ const WARM_UP: usize = 4 * PULSE;
 const PULSE: usize = 1024;
 const BURST: usize = 64;
 const FRAME_BYTES: u32 = 64;
+/// The line with the number of packets begins with it.
+const TAKEN: &str = "packets taken:";
+/// Until an engine that valgrind runs has filled a queue.
+const NAP: Duration = Duration::from_millis(100);
+/// Until it has delivered all packets.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A hot path.
 struct HotPath {
@@ -40,6 +53,7 @@ struct HotPath {
     flows: usize,
     /// Whether the packets are sent again, by the sink `forward`.
     forwards: bool,
+    provider: Provider,
     /// The function of this program in which instructions are counted.
     counted: &'static str,
 }
@@ -53,13 +67,26 @@ const PATHS: [HotPath; 6] = [
     HotPath::forwarding("worker, sink forward", "run_worker"),
 ];
 
+/// With this argument, those of [`MLX5_PATHS`].
+const MLX5: &str = "mlx5";
+const MLX5_PATHS: [HotPath; 4] = [
+    HotPath::new("worker, mlx5", 0, 1000, "run_sleepy_worker").on(Provider::Mlx5),
+    HotPath::new("worker, mlx5, direct", 0, 1000, "run_sleepy_worker").on(Provider::Mlx5Direct),
+    HotPath::forwarding("worker, mlx5, sink forward", "run_sleepy_worker").on(Provider::Mlx5),
+    HotPath::forwarding("worker, mlx5, direct, sink forward", "run_sleepy_worker").on(Provider::Mlx5Direct),
+];
+
 impl HotPath {
     const fn new(name: &'static str, rules: usize, flows: usize, counted: &'static str) -> Self {
-        Self { name, rules, flows, forwards: false, counted }
+        Self { name, rules, flows, forwards: false, provider: Provider::SoftNic, counted }
     }
 
     const fn forwarding(name: &'static str, counted: &'static str) -> Self {
-        Self { name, rules: 0, flows: 0, forwards: true, counted }
+        Self { name, rules: 0, flows: 0, forwards: true, provider: Provider::SoftNic, counted }
+    }
+
+    const fn on(self, provider: Provider) -> Self {
+        Self { provider, ..self }
     }
 }
 
@@ -67,12 +94,19 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
     if let Some(at) = arguments.iter().position(|argument| argument == RUN) {
         let [name, folder] = [1, 2].map(|next| arguments.get(at + next).map_or("", String::as_str));
-        let path = PATHS.iter().find(|path| path.name == name).expect("a path");
+        let path = PATHS.iter().chain(&MLX5_PATHS).find(|path| path.name == name).expect("a path");
         run(path, Path::new(folder));
         return ExitCode::SUCCESS;
     }
-    let counts: Result<Vec<u64>, String> = PATHS.iter().map(count).collect();
-    match counts.and_then(|counts| compare(&counts)) {
+    let done = if arguments.iter().any(|argument| argument == MLX5) {
+        MLX5_PATHS
+            .iter()
+            .try_for_each(|path| count(path).map(|count| println!("{:<34} {count:>12}", path.name)))
+    } else {
+        let counts: Result<Vec<u64>, String> = PATHS.iter().map(count).collect();
+        counts.and_then(|counts| compare(&counts))
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             eprintln!("{why}");
@@ -85,21 +119,19 @@ fn main() -> ExitCode {
 fn count(path: &HotPath) -> Result<u64, String> {
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
-    let output = Command::new("valgrind")
-        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
-        .arg(format!("--toggle-collect=*{}*", path.counted))
-        .arg(program)
-        .args([RUN, path.name])
-        .arg(folder.path())
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| format!("valgrind: {error} (hint: `make deps-test` installs it)"))?;
-    let text = String::from_utf8_lossy(&output.stderr);
+    let words = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"].map(str::to_owned);
+    let mut words = Vec::from(words);
+    words.push(format!("--toggle-collect=*{}*", path.counted));
+    words.extend(
+        [&program, Path::new(RUN), Path::new(path.name), folder.path()]
+            .map(|word| word.display().to_string()),
+    );
+    let text = run_client(path.provider, FRAME_BYTES, &[0, 1], &words)
+        .map_err(|error| format!("{error} (hint: `make deps-test` installs valgrind)"))?;
+    let number = |before| text.lines().find_map(|line| line.split_once(before)?.1.trim().parse::<u64>().ok());
     // `==123== Collected : 456`
-    let collected =
-        text.lines().find_map(|line| line.split_once("Collected :")?.1.trim().parse::<u64>().ok());
-    match collected {
-        Some(collected) if output.status.success() && collected > 0 => Ok(collected / PACKETS as u64),
+    match (number("Collected :"), number(TAKEN)) {
+        (Some(collected), Some(packets)) if collected > 0 && packets > 0 => Ok(collected / packets),
         _ => Err(format!("`{}` does not run under valgrind:\n{text}", path.name)),
     }
 }
@@ -145,8 +177,14 @@ fn budget(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.split_once('\t').filter(|(path, _)| *path == name)?.1.parse().ok())
 }
 
-/// Runs a path under valgrind; the captures of its packets are written to `folder`.
+/// Runs a path under valgrind, and prints the number of packets; the captures of its packets are written to
+/// `folder`.
 fn run(path: &HotPath, folder: &Path) {
+    if path.provider != Provider::SoftNic {
+        run_naps(path);
+        return;
+    }
+    println!("{TAKEN} {PACKETS}");
     if path.forwards {
         let mut rig = Rig::new(FRAME_BYTES, 1, Drive::Manual, None);
         let options = ForwardSink { port: Some(1), swap_macs: true, ..ForwardSink::default() };
@@ -164,6 +202,32 @@ fn run(path: &HotPath, folder: &Path) {
     let capture = folder.join("trace.pcap");
     Trace::of(&set.rules, path.flows).write_pcap(&capture, FRAME_BYTES).expect("a capture");
     run_pulses(&mut Rig::replaying(&capture, &rules.delivering().policy_text(), Drive::Manual, None));
+}
+
+/// A worker whose device works on its own: it takes what has arrived while it slept.
+fn run_naps(path: &HotPath) {
+    let mut worker = SleepyWorker::on(path.provider, FRAME_BYTES, 0, NAP);
+    if path.forwards {
+        worker = worker.forwarding();
+    }
+    let taken = |worker: &mut SleepyWorker, most: usize, run: fn(&mut SleepyWorker) -> usize| {
+        let (mut taken, begun) = (0, Instant::now());
+        while taken < most {
+            assert!(begun.elapsed() < PATIENCE, "{taken} of {most} packets");
+            worker.sleep();
+            taken += run(worker);
+        }
+        taken
+    };
+    taken(&mut worker, WARM_UP, SleepyWorker::drain);
+    println!("{TAKEN} {}", taken(&mut worker, PACKETS, run_sleepy_worker));
+    assert_eq!(worker.dropped(), 0, "all packets were sent");
+}
+
+/// Counted.
+#[inline(never)]
+fn run_sleepy_worker(worker: &mut SleepyWorker) -> usize {
+    worker.drain()
 }
 
 fn run_pulses(rig: &mut Rig) {
