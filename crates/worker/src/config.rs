@@ -68,7 +68,7 @@ pub struct WorkerConfig {
     pub ports: Vec<ServedPort>,
     /// Frames in its pool; all of them are posted while the worker is idle.
     pub frames: u32,
-    /// Bytes per frame; a longer packet is refused by the device.
+    /// Bytes per frame, rounded up to an odd number of cache lines; a longer packet is refused by the device.
     pub frame_bytes: u32,
     /// Completions taken per iteration, at most [`BATCH_MAX`].
     pub batch: usize,

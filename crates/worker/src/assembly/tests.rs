@@ -4,7 +4,7 @@ use hugemem::PageKind;
 use softnic::Personality;
 
 use super::*;
-use crate::receiver::tests::{FRAME_BYTES, FRAMES, config, nic, nic_like, parts};
+use crate::receiver::tests::{FRAME_BYTES, config, nic, nic_like, parts};
 
 #[test]
 fn frames_too_short_for_a_port_are_warned_of() {
@@ -65,13 +65,16 @@ fn frames_are_registered_with_relaxed_ordering_if_wanted() {
 #[test]
 fn an_arena_too_small_for_the_rings_still_holds_the_frames() {
     let (_nic, context) = nic("small0", 1500);
-    let bytes = (FRAMES * FRAME_BYTES) as usize;
+    // Whole pages: nothing is left for a ring.
+    let config = WorkerConfig { frames: 64, ..config() };
+    let bytes = frames_total_bytes(&config);
+    assert!(bytes.is_multiple_of(FRAMES_ALIGN));
     let options =
         ArenaOptions { bytes, pages: vec![PageKind::Plain], numa_node: None, label: "small".to_owned() };
     let arena = Arena::map(&options).expect("plain pages");
     let _rest = arena.carve(arena.bytes() - bytes, 64);
-    let parts = assemble_in(&arena, &context, &config(), config().frames).expect("all it needs");
-    assert_eq!(parts.receiver.pool.frame_count(), FRAMES as usize);
+    let parts = assemble_in(&arena, &context, &config, config.frames).expect("all it needs");
+    assert_eq!(parts.receiver.pool.frame_count(), 64);
     assert!(!parts.warnings.is_empty());
     assert!(parts.warnings.iter().all(|warning| matches!(warning, Warning::OutsideArena { .. })));
 }
@@ -109,8 +112,20 @@ fn a_lack_of_room_for_frames_says_what_to_lower() {
         ArenaOptions { bytes: 4096, pages: vec![PageKind::Plain], numa_node: None, label: "tiny".to_owned() };
     let arena = Arena::map(&options).expect("plain pages");
     let _all = arena.carve(arena.bytes(), 64).expect("the arena is unused");
-    let error = frame_memory(&config(), &arena).expect_err("24 KiB of frames").to_string();
-    assert!(error.ends_with("24576 bytes of frames: lower `frames` or `frame_bytes`"), "{error}");
+    let error = frame_memory(&config(), &arena).expect_err("25 KiB of frames").to_string();
+    assert!(error.ends_with("25600 bytes of frames: lower `frames` or `frame_bytes`"), "{error}");
     let error = Error::FirstFill { worker: WorkerId(0), posted: 5, frames: 16 }.to_string();
     assert!(error.ends_with("took 5 of 16 frames: lower `frames` to that"), "{error}");
+}
+
+#[test]
+fn frames_begin_in_all_sets_of_a_cache() {
+    const LINE: u32 = 64;
+    const SETS: u32 = 1024;
+    for bytes in [64, 65, 128, 1536, 2048, 2049, 2112, 9216, 65_536] {
+        let spread = spread_bytes(bytes);
+        assert!((bytes..bytes + 2 * LINE).contains(&spread), "{bytes}: {spread}");
+        let sets: std::collections::BTreeSet<_> = (0..SETS).map(|nth| (nth * spread / LINE) % SETS).collect();
+        assert_eq!(sets.len(), SETS as usize, "{bytes}: {spread}");
+    }
 }

@@ -20,7 +20,7 @@ struct Bench {
 }
 
 pub(crate) const FRAMES: u32 = 16;
-pub(crate) const FRAME_BYTES: u32 = 1536;
+pub(crate) const FRAME_BYTES: u32 = 1600;
 
 /// Two ports, and no packets.
 pub(crate) fn nic(name: &str, mtu_bytes: u32) -> (SoftNic, Arc<Context>) {

@@ -15,6 +15,7 @@ use verbs::{Access, CompletionStatus, Context, Domain, Frame, FramePool, MemoryR
 use super::Failure;
 use super::forward;
 use super::port::{ETHERNET_BYTES, TAGS_BYTES};
+use crate::assembly::spread_bytes;
 use crate::sink::{POLL_INTERVAL, SinkCounters, SinkDrop};
 use crate::transmitter::Transmitter;
 
@@ -73,13 +74,13 @@ impl Outgoing {
         label: &str,
     ) -> Result<Self, Failure> {
         // One byte more than the longest frame: one that fills it may have been truncated.
-        let frame_bytes = (mtu_bytes + ETHERNET_BYTES + TAGS_BYTES + 1).next_multiple_of(FRAME_ALIGN);
-        let bytes = frame_bytes * SENDS as usize;
+        let frame_bytes = spread_bytes(u32::try_from(mtu_bytes + ETHERNET_BYTES + TAGS_BYTES + 1)?);
+        let bytes = frame_bytes as usize * SENDS as usize;
         let options = ArenaOptions { pages: vec![PageKind::Plain], ..ArenaOptions::new(label, bytes) };
         let arena = Arena::map(&options)?;
         let block = arena.carve(bytes, FRAME_ALIGN).ok_or("the memory of the frames is too small")?;
         let region = MemoryRegion::register(domain, block, Access::LOCAL_WRITE)?;
-        let pool = FramePool::new(region, u32::try_from(frame_bytes)?)?;
+        let pool = FramePool::new(region, frame_bytes)?;
         let transmitter = Transmitter::open(context, domain, PortNumber(port), SENDS)?;
         Ok(Self {
             transmitter: Some(Box::new(transmitter)),

@@ -210,15 +210,15 @@ fn the_default_takes_what_no_rule_claims() {
 
 #[test]
 fn a_packet_longer_than_its_frame_is_a_failure_and_no_packet_of_the_workers() {
-    let short_frames = |id| WorkerConfig { frame_bytes: 128, ..support::small(id) };
+    let short_frames = |id| WorkerConfig { frame_bytes: 129, ..support::small(id) };
     let mut rig = Rig::built_with(1, 1, true, short_frames);
     rig.install("version = 1\ndefault = \"steer every\"\n[groups.every]\nworkers = \"all\"\n");
     let of = |bytes| FrameBuilder::new().udp(1, 2).frame_bytes(bytes).build();
-    rig.send(1, [of(60), of(129), of(128), of(1500)]);
+    rig.send(1, [of(60), of(193), of(192), of(1500)]);
     rig.settle();
     assert_eq!((rig.port(1).delivered, rig.port(1).oversize), (2, 2));
     let snapshot = &rig.snapshots()[0];
-    assert_eq!((snapshot.received.packets, snapshot.received.bytes), (2, 60 + 128));
+    assert_eq!((snapshot.received.packets, snapshot.received.bytes), (2, 60 + 192));
     assert_eq!(snapshot.failures[Failure::Length.index()], (Failure::Length, 2));
     assert_eq!(rig.seen().len(), 2);
     rig.balance();
