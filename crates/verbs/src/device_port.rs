@@ -1,12 +1,17 @@
-//! Ports of devices and their network interfaces, as sysfs shows them. Only reads.
+//! Ports of devices and their network interfaces, as sysfs and the netlink of RDMA show them. Only reads.
 //!
 //! The name of an interface is what administrators know: udev renames RDMA devices, and in switchdev mode the
 //! wire's port has another number on each host.
+//!
+//! The interface of a port is the one of its first GID, which of a bond is the bond's. Ports in switchdev
+//! mode have no GIDs; the kernel names their interfaces by netlink only. Where it does not answer, the number
+//! of the port decides if it can.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::PortNumber;
+use crate::{PortNumber, rdma_netlink};
 
 /// The kernel's device classes (Documentation/ABI/stable/sysfs-class-infiniband,
 /// Documentation/ABI/testing/sysfs-class-net).
@@ -32,18 +37,7 @@ impl DevicePort {
     /// The port of a network interface; `None`: the interface has no RDMA device, or the name is a device's.
     #[must_use]
     pub fn of_interface(classes: &Path, interface: &str) -> Option<Self> {
-        let is_name = !interface.is_empty() && !interface.starts_with('.') && !interface.contains('/');
-        if !is_name || classes.join("infiniband").join(interface).exists() {
-            return None;
-        }
-        let devices = names(&classes.join("net").join(interface).join("device/infiniband"));
-        let ports = devices.into_iter().flat_map(|device| Self::of_device(classes, &device));
-        let ports: Vec<Self> = ports.collect();
-        let find = |name: fn(&Self, &Path) -> Option<String>| {
-            ports.iter().find(|port| name(port, classes).as_deref() == Some(interface)).cloned()
-        };
-        // The GIDs of a bonded interface belong to the bond.
-        find(Self::interface).or_else(|| find(Self::interface_by_number))
+        PortLookup::of(classes).port(interface)
     }
 
     /// The ports of a device, by their numbers.
@@ -55,30 +49,70 @@ impl DevicePort {
         numbers.into_iter().map(|port| Self { device: device.to_owned(), port: PortNumber(port) }).collect()
     }
 
-    /// The network interface of the port: the one that its first GID belongs to, else the only interface of
-    /// the PCI device with the port's number. `None`: there is none, or there are several.
+    /// The network interface of the port. `None`: there is none, or there are several that it could be.
     #[must_use]
     pub fn interface(&self, classes: &Path) -> Option<String> {
-        let gid = format!("ports/{}/gid_attrs/ndevs/0", self.port.0);
-        let of_gid = read(&self.folder(classes).join(gid));
-        of_gid.filter(|name| !name.is_empty()).or_else(|| self.interface_by_number(classes))
-    }
-
-    /// The only interface of the PCI device with the port's number: in switchdev mode the representors have
-    /// the same.
-    fn interface_by_number(&self, classes: &Path) -> Option<String> {
-        let number = u32::from(self.port.0).checked_sub(1)?;
-        let has_number = |name: &String| {
-            let text = read(&classes.join("net").join(name).join("dev_port"));
-            text.and_then(|text| text.parse().ok()) == Some(number)
-        };
-        let mut found = names(&self.folder(classes).join("device/net")).into_iter().filter(has_number);
-        found.next().filter(|_| found.next().is_none())
+        PortLookup::of(classes).interface(self)
     }
 
     fn folder(&self, classes: &Path) -> PathBuf {
         classes.join("infiniband").join(&self.device)
     }
+}
+
+/// The sources of what is known about ports.
+struct PortLookup<'l> {
+    /// The kernel's device classes.
+    classes: &'l Path,
+    /// The kernel's answer for a port.
+    asks: &'l dyn Fn(&DevicePort) -> io::Result<Option<String>>,
+}
+
+impl<'l> PortLookup<'l> {
+    /// The kernel is asked only about its own classes, not about the tree of a test.
+    fn of(classes: &'l Path) -> Self {
+        match classes == Path::new(SYSFS_CLASSES) {
+            true => Self { classes, asks: &by_netlink },
+            false => Self { classes, asks: &|_| Err(io::ErrorKind::Unsupported.into()) },
+        }
+    }
+
+    fn port(&self, interface: &str) -> Option<DevicePort> {
+        let is_name = !interface.is_empty() && !interface.starts_with('.') && !interface.contains('/');
+        if !is_name || self.classes.join("infiniband").join(interface).exists() {
+            return None;
+        }
+        let devices = names(&self.classes.join("net").join(interface).join("device/infiniband"));
+        let ports = devices.into_iter().flat_map(|device| DevicePort::of_device(self.classes, &device));
+        let ports: Vec<DevicePort> = ports.collect();
+        let find = |name: &dyn Fn(&DevicePort) -> Option<String>| {
+            ports.iter().find(|port| name(port).as_deref() == Some(interface)).cloned()
+        };
+        // The GIDs of a bonded interface belong to the bond.
+        find(&|port| self.interface(port)).or_else(|| find(&|port| self.interface_by_number(port)))
+    }
+
+    fn interface(&self, port: &DevicePort) -> Option<String> {
+        let gid = read(&port.folder(self.classes).join(format!("ports/{}/gid_attrs/ndevs/0", port.port.0)));
+        let by_answer = || (self.asks)(port).unwrap_or_else(|_| self.interface_by_number(port));
+        gid.filter(|name| !name.is_empty()).or_else(by_answer)
+    }
+
+    /// The only interface of the PCI device with the port's number: in switchdev mode the representors have
+    /// the same.
+    fn interface_by_number(&self, port: &DevicePort) -> Option<String> {
+        let number = u32::from(port.port.0).checked_sub(1)?;
+        let has_number = |name: &String| {
+            let text = read(&self.classes.join("net").join(name).join("dev_port"));
+            text.and_then(|text| text.parse().ok()) == Some(number)
+        };
+        let mut found = names(&port.folder(self.classes).join("device/net")).into_iter().filter(has_number);
+        found.next().filter(|_| found.next().is_none())
+    }
+}
+
+fn by_netlink(port: &DevicePort) -> io::Result<Option<String>> {
+    rdma_netlink::interface_of_port(&port.device, port.port.0)
 }
 
 /// The names in a folder, in order.
@@ -142,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_that_sysfs_does_not_tell_apart_have_no_interface() {
+    fn ports_without_gids_are_the_kernels_to_name() {
         let folder = tempfile::tempdir().expect("folder");
         let write = |path: &str, text: &str| {
             let path = folder.path().join(path);
@@ -165,6 +199,27 @@ mod tests {
             assert_eq!(DevicePort::of_interface(folder.path(), interface), None, "{interface}");
         }
         assert_eq!(port("rocep1s0f0", 1).interface(folder.path()), None);
+        // The kernel tells them apart: the wire is the last one.
+        let asks = |port: &DevicePort| {
+            let names = ["ens1f0npf0vf0", "ens1f0npf0vf1", "ens1f0np0"];
+            Ok(names.get(usize::from(port.port.0) - 1).map(|name| (*name).to_owned()))
+        };
+        let lookup = PortLookup { classes: folder.path(), asks: &asks };
+        assert_eq!(lookup.port("ens1f0np0"), Some(port("rocep1s0f0", 3)));
+        assert_eq!(lookup.port("ens1f0npf0vf0"), Some(port("rocep1s0f0", 1)));
+        assert_eq!(lookup.interface(&port("rocep1s0f0", 3)).as_deref(), Some("ens1f0np0"));
+        add("rocep3s0f0", "ens3f0");
+        assert_eq!(
+            port("rocep3s0f0", 1).interface(folder.path()).as_deref(),
+            Some("ens3f0"),
+            "by the number"
+        );
+        let lookup = PortLookup { classes: folder.path(), asks: &|_| Ok(None) };
+        assert_eq!(
+            lookup.interface(&port("rocep3s0f0", 1)),
+            None,
+            "the kernel's answer goes before the number"
+        );
         // A member of a bond, whose GIDs are those of the bond.
         write("infiniband/rocep2s0f0/ports/1/gid_attrs/ndevs/0", "bond0");
         add("rocep2s0f0", "ens2f0");

@@ -82,6 +82,7 @@ mod pause;
 mod queue_pair;
 mod queue_pools;
 mod raw_queue_pair;
+mod rdma_netlink;
 mod receive;
 mod rss;
 mod send_operations;
@@ -128,6 +129,7 @@ pub use raw_queue_pair::{
     CompletedSend, IdleRawQueuePair, MAX_SEND_PARTS, Pieces, QueuedSend, RawQueuePair, RawQueuePairBuilder,
     RawQueuePairHandle, SENDS_PER_COMPLETION, SendBatch, SendFlags, SendRequest,
 };
+pub use rdma_netlink::open_contexts;
 pub use receive::{Arrival, Polled, Receive, ReceivePath, TakeReceives, VerbsReceive};
 pub use rss::{
     HASH_KEY_BYTES, HashConfig, HashFunction, IndirectionTable, RssQueuePair, RssQueuePairBuilder,
