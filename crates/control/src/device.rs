@@ -101,6 +101,11 @@ impl Device {
         Self { model, ..self }
     }
 
+    /// Sets the priorities of the model to those that were found by trying.
+    pub(crate) fn set_priorities(&mut self, priorities: u32) {
+        self.model.profile.priorities = priorities;
+    }
+
     /// The model of the device.
     #[must_use]
     pub fn model(&self) -> &Model {

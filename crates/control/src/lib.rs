@@ -58,6 +58,7 @@ mod installer;
 mod model;
 mod plan;
 mod plan_fault;
+mod priorities;
 mod progress;
 mod runtime;
 
@@ -70,6 +71,7 @@ pub use installer::{FlowRequest, Installer, VerbsInstaller};
 pub use model::{Known, Model};
 pub use plan::{CheckedPlan, FlowChanges, PlacedProgram, Plan, PlanStep, PlanSummary, PlannedChange, plan};
 pub use plan_fault::PlanFault;
+pub use priorities::{FewerPriorities, UNUSED_MAC, unused_target};
 pub use program::ChangeStage;
 pub use progress::{ChangeProgress, ChangedSoFar};
 pub use runtime::{

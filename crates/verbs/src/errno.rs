@@ -96,6 +96,8 @@ const TABLE: &[Entry] = &[
 impl VerbsErrno {
     /// Operation not permitted.
     pub const EPERM: Self = Self(libc::EPERM);
+    /// An argument that is not valid.
+    pub const EINVAL: Self = Self(libc::EINVAL);
     /// No memory, or no room in a queue.
     pub const ENOMEM: Self = Self(libc::ENOMEM);
     /// In use by another thread.

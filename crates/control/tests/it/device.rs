@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use control::{ControlError, Controller, Device, DeviceSelector, Known};
+use control::{ControlError, Controller, Device, DeviceSelector, Known, Model};
+use device_model::DeviceModel;
 use packet::MacAddr;
 use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
 use wire::{Burst, NullWire, TransmitError, Wire, WireState};
@@ -41,14 +42,13 @@ fn nic(name: &str, ports: usize) -> SoftNic {
 }
 
 fn over(name: &str, wires: Vec<Box<dyn Wire>>) -> SoftNic {
+    imitating(name, Personality::Ideal, wires)
+}
+
+fn imitating(name: &str, personality: Personality, wires: Vec<Box<dyn Wire>>) -> SoftNic {
     let ports = wires.into_iter().map(|wire| PortConfig { wire, mtu_bytes: 1500 }).collect();
-    SoftNic::create(SoftNicConfig {
-        name: name.to_owned(),
-        personality: Personality::Ideal,
-        ports,
-        drive: Drive::Manual,
-    })
-    .expect("a soft NIC")
+    SoftNic::create(SoftNicConfig { name: name.to_owned(), personality, ports, drive: Drive::Manual })
+        .expect("a soft NIC")
 }
 
 #[test]
@@ -118,4 +118,41 @@ fn an_opened_device_outlives_its_list_and_a_stopped_nic() {
         Device::of(Arc::clone(device.context()), device.model().clone()).expect("it answers as before");
     assert_eq!(again.attributes(), device.attributes());
     assert!(matches!(again.check_port(2), Err(ControlError::NoSuchPort { port: 2, ports: 1, .. })));
+}
+
+/// A soft NIC like an mlx5 of a kernel with so many priorities.
+fn mlx5_of(name: &str, priorities: u32) -> SoftNic {
+    let folder = tempfile::tempdir().expect("folder");
+    let text = include_str!("../../../device-model/models/mlx5.toml")
+        .replace("priorities = 16", &format!("priorities = {priorities}"))
+        .replace("needs_net_raw = true", "needs_net_raw = false");
+    let file = folder.path().join("nic.toml");
+    std::fs::write(&file, text).expect("written");
+    let personality = file.to_str().expect("UTF-8").parse().expect("a model");
+    imitating(name, personality, vec![Box::new(NullWire)])
+}
+
+#[test]
+fn a_kernel_with_fewer_priorities_is_recognised() {
+    let opened = |nic: &SoftNic| {
+        let device = Device::open(&DeviceSelector::default(), Some(nic)).expect("opens");
+        device.with_model(Model::named(DeviceModel::mlx5()))
+    };
+    let nic = mlx5_of("soft12", 8);
+    let mut device = opened(&nic);
+    let fewer = device.try_priorities(1).expect("the model has 16");
+    assert_eq!((fewer.of_model, fewer.found), (16, 8));
+    assert_eq!((device.profile(1).priorities, device.limits().priorities), (8, 8));
+    let warning = fewer.to_string();
+    for part in ["soft12 has 8 flow priorities", "its model (mlx5) 16", "priorities = 8"] {
+        assert!(warning.contains(part), "no {part:?} in {warning}");
+    }
+    assert_eq!(device.try_priorities(1), None, "once it is known");
+    let nic = mlx5_of("soft13", 16);
+    assert_eq!(opened(&nic).try_priorities(1), None);
+    assert_eq!(
+        opened(&nic).try_priorities(7),
+        None,
+        "there is no such port, which is no fact about priorities"
+    );
 }
