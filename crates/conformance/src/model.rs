@@ -200,7 +200,7 @@ struct Finder<'b> {
 }
 
 /// The keys of a model that are not lists, but for its name and what follows from the name of the fallback.
-pub(crate) const KEYS: [&str; 18] = [
+pub(crate) const KEYS: [&str; 19] = [
     "priorities",
     "max_specs",
     "tag_bits",
@@ -219,6 +219,7 @@ pub(crate) const KEYS: [&str; 18] = [
     "max_queues",
     "max_receives",
     "max_counters",
+    "roce_port",
 ];
 
 impl Finder<'_> {

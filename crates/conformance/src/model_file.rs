@@ -76,6 +76,7 @@ fn value(profile: &DeviceModel, key: &str) -> Option<String> {
         "max_queues" => number(profile.max_queues),
         "max_receives" => number(profile.max_receives),
         "max_counters" => number(profile.max_counters),
+        "roce_port" => profile.roce_port.map(|port| port.to_string()),
         _ => None,
     }
 }

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use device_model::{DeviceModel, PriorityTable};
-use verbs::{Context, DeviceAttributes, DeviceList, LinkLayer, PortNumber, PortState, Provider};
+use device_model::{DeviceModel, Feature, PriorityTable, RefusalRow};
+use verbs::{Context, DeviceAttributes, DeviceList, HashFields, LinkLayer, PortNumber, PortState, Provider};
 
 use crate::ControlError;
 use crate::model::{Known, Model};
@@ -206,13 +206,27 @@ fn max_tables(model: &Model, attributes: &DeviceAttributes) -> Option<u32> {
     tables.map(|tables| tables.saturating_sub(OWN_OBJECTS))
 }
 
+/// Whether a device reports a feature that only some devices of its model have. What no dependence of the
+/// model is about is as the model says, whatever the device reports: an mlx5 reports inner hashes and refuses
+/// them.
+fn is_reported(model: &DeviceModel, feature: Feature, attributes: &DeviceAttributes) -> bool {
+    let fields = match feature {
+        Feature::HashSpi => HashFields::IPSEC_SPI,
+        Feature::HashInner => HashFields::INNER,
+        _ => return false,
+    };
+    model.dependence(feature).is_some() && attributes.rss_caps.fields.contains(fields)
+}
+
 fn profile_of(name: &str, model: &Model, attributes: &DeviceAttributes, workers: usize) -> DeviceModel {
     // The workers' queue pairs for sending and the controller's own are counted among them.
     let others = u32::try_from(workers).unwrap_or(u32::MAX).saturating_add(OWN_OBJECTS);
     let of_model = &model.profile;
     let max_table = limit(model, Some(of_model.max_table), attributes.rss_caps.max_table_size);
     let max_queues = limit(model, of_model.max_queues, attributes.max_qp);
+    let refused = |row: &&RefusalRow| !is_reported(of_model, row.feature, attributes);
     DeviceModel {
+        refusals: of_model.refusals.iter().filter(refused).cloned().collect(),
         name: format!("{name} ({})", of_model.name),
         max_table: max_table.unwrap_or(1).clamp(1, DeviceModel::ideal().max_table),
         max_tables: max_tables(model, attributes),
@@ -338,6 +352,25 @@ mod tests {
         assert_eq!(limits_of("nic0", &Model::named(model(64, 5)), &attributes).tables, Some(2));
         let silent = profile_of("nic0", &Model::named(model(64, 5)), &DeviceAttributes::default(), 1);
         assert_eq!(limits(&silent), (64, Some(4), Some(3), Some(5)), "what the device does not report");
+    }
+
+    #[test]
+    fn hash_fields_of_some_devices_count_where_they_are_reported() {
+        let refused = |model: DeviceModel, fields: HashFields| {
+            let rss_caps = verbs::RssCaps { fields, ..verbs::RssCaps::default() };
+            let attributes = DeviceAttributes { rss_caps, ..attributes() };
+            let profile = profile_of("nic0", &driven(model), &attributes, 1);
+            [Feature::HashSpi, Feature::HashInner].map(|feature| !profile.allows(feature))
+        };
+        let both = HashFields::IPSEC_SPI | HashFields::INNER;
+        assert_eq!(refused(DeviceModel::mlx5(), HashFields::empty()), [true, true]);
+        assert_eq!(
+            refused(DeviceModel::mlx5(), both),
+            [false, true],
+            "inner needs a flag that verbs cannot set"
+        );
+        assert_eq!(refused(DeviceModel::mlx4(), HashFields::empty()), [true, true]);
+        assert_eq!(refused(DeviceModel::mlx4(), both), [true, false], "a ConnectX-3 Pro");
     }
 
     #[test]

@@ -71,11 +71,15 @@ pub struct DeviceModel {
     /// Flows that match multicast only come after all others, whatever their priority.
     #[serde(default)]
     pub multicast_ignores_priority: bool,
+    /// The UDP destination port of RoCE v2, if the device has RoCE: where that is enabled, packets to this
+    /// port and the device's own addresses go to its RDMA transport before any flow.
+    #[serde(default)]
+    pub roce_port: Option<u16>,
     /// The matches and actions that the device refuses, at most one row per feature.
     #[serde(default)]
     pub refusals: Vec<RefusalRow>,
     /// The abilities that only some devices of this kind have, depending on firmware or configuration; found
-    /// out by trying.
+    /// out by trying. A feature that is refused as well is refused by devices that do not report it.
     #[serde(default)]
     pub dependences: Vec<Dependence>,
     /// The errno beyond each limit; EINVAL where there is no row.
@@ -433,6 +437,7 @@ impl DeviceModel {
             max_receives: least(a.max_receives, b.max_receives),
             tag_bits: a.tag_bits.min(b.tag_bits),
             multicast_ignores_priority: a.multicast_ignores_priority || b.multicast_ignores_priority,
+            roce_port: a.roce_port.or(b.roce_port),
             dependences: [a.dependences, b.dependences].concat(),
             refusals,
             limits: a.limits,

@@ -305,6 +305,7 @@ impl FilterModel {
             max_counters: None,
             max_copies: None,
             multicast_ignores_priority: false,
+            roce_port: None,
             refusals: refused.into_iter().map(refusal).chain(silent).collect(),
             dependences: Vec::new(),
             ..DeviceModel::ideal()

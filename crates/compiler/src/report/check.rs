@@ -7,8 +7,8 @@ use device_model::{Dependence, DeviceModel};
 use policy::policy::{Action, Direction, RuleDefinition};
 use policy::{Diagnostic, MAX_DIAGNOSTICS, Policy};
 use program::{
-    ClassId, Decide, Feature, FlowAction, GroupId, LimitShare, Placement, Program, QueueId, RuleId, Verdict,
-    WorkerId,
+    ClassId, Decide, Feature, FlowAction, GroupId, LimitShare, Placement, Program, QueueId, RangeSet, RuleId,
+    Verdict, WorkerId,
 };
 use serde::Serialize;
 
@@ -52,7 +52,8 @@ impl Job<'_> {
     #[must_use]
     pub fn check(&self, program: &Program) -> Check {
         let Job { policy, profile, .. } = *self;
-        let dependent = dependences(policy, profile);
+        let mut dependent = dependences(policy, profile);
+        dependent.extend(roce_packets(policy, profile));
         if profile.has_tags() {
             return check_beside(policy, program, program, dependent);
         }
@@ -90,6 +91,35 @@ fn dependences(policy: &Policy, profile: &DeviceModel) -> Vec<Diagnostic> {
         Some(rule.name_place.warning(message, "this rule").hint(hint))
     };
     policy.rules.iter().filter_map(warning).collect()
+}
+
+/// A rule with more ports in a row does not mean one of them.
+const NAMED_PORTS_MAX: u32 = 16;
+const UDP: u32 = 17;
+
+/// Warns of rules for received packets that name the port of RoCE v2, which the device may take for itself.
+fn roce_packets(policy: &Policy, profile: &DeviceModel) -> Option<Diagnostic> {
+    let port = u32::from(profile.roce_port?);
+    let names_it = |rule: &&RuleDefinition| {
+        let [protocol, _, dst_port] = rule.matches.transport_fields();
+        let is_udp = rule.matches.get(protocol).is_none_or(|protocols| protocols.contains(UDP));
+        let ranges = rule.matches.get(dst_port).map(RangeSet::ranges).unwrap_or_default();
+        let is_named =
+            |(low, high): &(u32, u32)| (*low..=*high).contains(&port) && high - low < NAMED_PORTS_MAX;
+        let is_left = matches!(rule.action, Action::Kernel | Action::Pass);
+        rule.direction == Direction::Ingress && is_udp && !is_left && ranges.iter().any(is_named)
+    };
+    let mut rules = policy.rules.iter().filter(names_it);
+    let first = rules.next()?;
+    let more = rules.count();
+    let others = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let message = format!(
+        "where RoCE is enabled, `{}`{others} may not see UDP packets to port {port} and the own addresses of {}",
+        first.name, profile.name,
+    );
+    let hint = "the NIC takes them for its RDMA transport before any flow: turn RoCE off (`devlink dev param set \
+                pci/ADDRESS name enable_roce value false cmode driverinit`, then `devlink dev reload pci/ADDRESS`)";
+    Some(first.name_place.warning(message, "this rule").hint(hint))
 }
 
 fn check_beside(
@@ -530,6 +560,46 @@ fn take(left: &mut Vec<Cube>, takers: &[Cube], lookups_left: &mut usize) {
 mod tests {
     use super::*;
     use crate::cube::{SRC_HIGH, SRC_MAC};
+
+    #[test]
+    fn rules_for_the_roce_port_are_warned_of() {
+        let found = |profile: &DeviceModel, rules: &[&str]| {
+            let rules = (0..).zip(rules);
+            let rules = rules.map(|(n, keys)| format!("[[rules]]\nname = \"r{n}\"\n{keys}\n"));
+            let text = format!(
+                "version = 1\ndefault = \"kernel\"\n[groups.g]\nworkers = [0]\n{}",
+                rules.collect::<String>()
+            );
+            let source = policy::Source::new("p.toml", text);
+            let parsed = policy::parse(&source, &policy::NoFiles);
+            let (policy, _) = parsed.unwrap_or_else(|problems| panic!("{problems}"));
+            roce_packets(&policy, profile).map(|warning| warning.message)
+        };
+        let steer = |keys: &str| format!("match = {{ {keys} }}\naction = {{ steer = \"g\" }}");
+        let roce = steer("protocol = \"udp\", dst_port = 4791");
+        let mlx5 = DeviceModel::mlx5();
+        assert_eq!(
+            found(&mlx5, &[&roce, &roce]).as_deref(),
+            Some(
+                "where RoCE is enabled, `r0` and 1 more may not see UDP packets to port 4791 and the own addresses of mlx5"
+            )
+        );
+        let few = steer("dst_port = [53, \"4789-4791\"]");
+        assert!(found(&mlx5, &[&few]).is_some(), "any protocol, a few ports");
+        assert_eq!(found(&DeviceModel::ideal(), &[&roce]), None, "no RoCE");
+        for other in [
+            steer("protocol = \"udp\", dst_port = 4789"),
+            steer("protocol = \"tcp\", dst_port = 4791"),
+            steer("protocol = \"udp\", dst_port = \"1024-65535\""),
+            steer("protocol = \"udp\", src_port = 4791"),
+            steer("protocol = \"udp\""),
+            "match = { protocol = \"udp\", dst_port = 4791 }\naction = \"kernel\"".to_owned(),
+            "direction = \"egress\"\nmatch = { protocol = \"udp\", dst_port = 4791 }\naction = \"drop\""
+                .to_owned(),
+        ] {
+            assert_eq!(found(&mlx5, &[&other]), None, "{other}");
+        }
+    }
 
     #[test]
     fn the_index_and_comparison_of_all_find_the_same() {
