@@ -1,9 +1,11 @@
 //! Opens the device that the settings name: the soft NIC, which is made here, or one of libibverbs' list.
-//! Used at start-up and by the commands; installs no flow.
+//! Used at start-up and by the commands; installs no flow but those that try priorities, which are gone at
+//! once.
 
 mod devlink;
 mod eswitch;
 mod facts;
+mod loopback;
 mod sysfs;
 
 use std::path::Path;
@@ -226,10 +228,9 @@ impl OpenDevice {
             None => DevicePort::of_interface(Path::new(SYSFS_CLASSES), name),
         };
         let device = of_interface.as_ref().map_or(name, |port| port.device.as_str());
-        if soft.is_none()
-            && let Some(warning) = check_eswitch(device, of_interface.as_ref().map(|_| name))?
-        {
-            tracing::warn!("{warning}");
+        if soft.is_none() {
+            let warnings = check_eswitch(device, of_interface.as_ref().map(|_| name))?;
+            warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         }
         match Device::open(&DeviceSelector::named(device), provider) {
             Ok(device) => {
@@ -316,10 +317,9 @@ pub(crate) fn open(settings: &Settings) -> Result<OpenDevice, Error> {
             promiscuous: Vec::new(),
         });
     }
-    let RealDevice { device, eswitch } = open_real(settings)?;
-    if let Some(warning) = eswitch {
-        tracing::warn!("{warning}");
-    }
+    let RealDevice { device, warnings } = open_real(settings)?;
+    let warnings = warnings.into_iter().chain(loopback_warning(&device));
+    warnings.for_each(|warning| tracing::warn!("{warning}"));
     let promiscuous =
         if settings.device.promiscuous { promiscuous(device.name(), &ports)? } else { Vec::new() };
     Ok(OpenDevice { device, ports, soft: None, preloaded: None, others, soft_wires: Vec::new(), promiscuous })
@@ -350,22 +350,35 @@ fn open_real(settings: &Settings) -> Result<RealDevice, Error> {
         error if no_rdma_in_kernel(&error) => Error::NoDevice(NO_RDMA.into()),
         error => Error::Device(error),
     })?;
-    let eswitch = check_eswitch(device.name(), settings.device.interface.as_deref())?;
-    if settings.device.model == AUTO_DEVICE {
-        return Ok(RealDevice { device, eswitch });
-    }
-    let profile = DeviceModel::named_or_file(&settings.device.model).map_err(Error::Model)?;
-    Ok(RealDevice { device: device.with_model(Model::named(profile)), eswitch })
+    let warnings = check_eswitch(device.name(), settings.device.interface.as_deref())?;
+    let mut device = match settings.device.model.as_str() {
+        AUTO_DEVICE => device,
+        name => device.with_model(Model::named(DeviceModel::named_or_file(name).map_err(Error::Model)?)),
+    };
+    let port = settings.device.ports.first().copied().unwrap_or(1);
+    let priorities = device.try_priorities(port).map(|fewer| fewer.to_string());
+    Ok(RealDevice { device, warnings: warnings.into_iter().chain(priorities).collect() })
 }
 
-/// Returns a warning if the mode of the eswitch has consequences for this device, or refuses the device.
-fn check_eswitch(device: &str, interface: Option<&str>) -> Result<Option<String>, Error> {
-    let Some(handle) = DevlinkHandle::of_rdma(Path::new(SYSFS_CLASSES), device) else { return Ok(None) };
+/// Returns warnings if the eswitch has consequences for this device, or refuses the device. `interface`: the
+/// network interface by which the settings name it.
+fn check_eswitch(device: &str, interface: Option<&str>) -> Result<Vec<String>, Error> {
+    let classes = Path::new(SYSFS_CLASSES);
+    let of_interface = interface.and_then(|name| eswitch::representor_warning(classes, name));
+    let mut warnings: Vec<String> = of_interface.into_iter().collect();
+    let Some(handle) = DevlinkHandle::of_rdma(classes, device) else { return Ok(warnings) };
     match eswitch::judge(EswitchMode::of(Some(&handle)), device, &handle, interface) {
-        EswitchAdvice::Fine => Ok(None),
-        EswitchAdvice::Warning(warning) => Ok(Some(warning)),
-        EswitchAdvice::Refusal(reason) => Err(Error::NoDevice(reason)),
+        EswitchAdvice::Fine => {}
+        EswitchAdvice::Warning(warning) => warnings.push(warning),
+        EswitchAdvice::Refusal(reason) => return Err(Error::NoDevice(reason)),
     }
+    Ok(warnings)
+}
+
+/// The warning about programs that share the device, as far as the kernel shows them.
+fn loopback_warning(device: &Device) -> Option<String> {
+    let contexts = verbs::open_contexts(device.name()).ok().flatten()?;
+    loopback::warning(device.name(), &device.model().known, contexts)
 }
 
 /// Warnings for a real device: an unknown model, and packets that do not reach the flows through these ports.
@@ -423,8 +436,8 @@ fn open_other(settings: &Settings, other: &OtherSoftNic) -> Result<OtherSoft, Er
 /// A device of the kernel that the settings choose.
 struct RealDevice {
     device: Device,
-    /// The consequences of its eswitch's mode.
-    eswitch: Option<String>,
+    /// The consequences of its eswitch's mode and of its priorities.
+    warnings: Vec<String>,
 }
 
 struct RealTarget {
@@ -449,11 +462,12 @@ impl TargetDevice {
 
     /// Warnings before this program is put on the device; none for a soft NIC.
     pub(crate) fn warnings(&self, program: &Program) -> Vec<String> {
-        let Some(RealTarget { device: RealDevice { device, eswitch }, ports }) = &self.real else {
+        let Some(RealTarget { device: RealDevice { device, warnings: of_device }, ports }) = &self.real
+        else {
             return Vec::new();
         };
         let of_program = warnings(device.name(), device.model(), ports, program);
-        eswitch.iter().cloned().chain(of_program).collect()
+        of_device.iter().cloned().chain(of_program).collect()
     }
 }
 

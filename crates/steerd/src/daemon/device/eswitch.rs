@@ -9,6 +9,7 @@ use std::path::Path;
 use rustix::io::Errno;
 
 use super::devlink;
+use super::sysfs::read;
 
 /// The mode of an eswitch, or why there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,9 +115,57 @@ pub(super) fn judge(
     }
 }
 
+/// The warning about an interface that stands for a function of the NIC and not for the wire.
+/// `classes`: the kernel's device classes.
+pub(super) fn representor_warning(classes: &Path, interface: &str) -> Option<String> {
+    let port_name = read(&classes.join("net").join(interface).join("phys_port_name"))?;
+    let function = represented_function(&port_name)?;
+    Some(format!(
+        "{interface} is the representor of the function {function}, not the wire: its flows meet only packets that the \
+         function sends and that no rule of the eswitch decides (hint: set device.name to the interface of the wire, \
+         whose phys_port_name is that of a port, as p0)"
+    ))
+}
+
+/// The function in the name of a port: `pf0vf1`, `c1pf0` and `pf0sf88` are functions, `p0` and `p0s1` the
+/// wire (kernel net/devlink/port.c, `__devlink_port_phys_port_name_get`).
+fn represented_function(port_name: &str) -> Option<&str> {
+    let is_digit = |c: char| c.is_ascii_digit();
+    let of_controller = port_name.strip_prefix('c').map(|rest| rest.trim_start_matches(is_digit));
+    let function = of_controller.unwrap_or(port_name).strip_prefix("pf")?;
+    function.starts_with(is_digit).then_some(port_name)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn representors_are_known_by_their_port_names() {
+        for name in ["pf0", "pf0vf1", "pf12sf88", "c1pf0vf127", "c1pf0"] {
+            assert_eq!(represented_function(name), Some(name));
+        }
+        for name in ["p0", "p1s2", "", "c", "c1", "pf", "pfx", "eth0", "c1p0"] {
+            assert_eq!(represented_function(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_representor_as_device_is_warned_of() {
+        let folder = tempfile::tempdir().expect("folder");
+        for (interface, port_name) in [("ens1f0np0", "p0\n"), ("ens1f0npf0vf3", "pf0vf3\n")] {
+            let path = folder.path().join("net").join(interface);
+            std::fs::create_dir_all(&path).expect("made");
+            std::fs::write(path.join("phys_port_name"), port_name).expect("written");
+        }
+        let warning = |interface| representor_warning(folder.path(), interface);
+        let text = warning("ens1f0npf0vf3").expect("a representor");
+        for part in ["ens1f0npf0vf3 is the representor of the function pf0vf3", "device.name"] {
+            assert!(text.contains(part), "no {part:?} in {text}");
+        }
+        assert_eq!(warning("ens1f0np0"), None, "the wire");
+        assert_eq!(warning("eth9"), None);
+    }
 
     fn handle() -> DevlinkHandle {
         DevlinkHandle { bus: "pci".to_owned(), device: "0000:c1:00.0".to_owned() }
