@@ -173,14 +173,16 @@ impl fmt::Display for Problems {
 }
 
 impl From<OtherPort> for Problem {
-    fn from(OtherPort { interface, device, port }: OtherPort) -> Self {
+    fn from(OtherPort { origin, interface, device, port, named }: OtherPort) -> Self {
         Self {
-            origin: "settings".into(),
+            origin,
             key: "device.ports".into(),
             message: format!(
-                "the interface {interface} is port {port} of {device}, and other ports are named"
+                "the interface {interface}, which device.name names, is port {port} of {device}, and device.ports is {named:?}"
             ),
-            hint: Some(format!("leave device.ports out, or set device.name = \"{device}\"")),
+            hint: Some(format!(
+                "leave device.ports out, or set device.name = \"{device}\" for other ports than that of {interface}"
+            )),
             is_unreadable: false,
         }
     }
@@ -223,6 +225,10 @@ fn load_with(request: &Request, environment: &[(String, String)]) -> Result<Load
     }
     let mut settings = layers.merge().map_err(|problem| Problems(vec![problem]))?;
     settings.softnic.wires = layers.wires();
+    settings.device.ports_origin = layers
+        .origin("device.ports")
+        .filter(|origin| !matches!(origin, Origin::BuiltIn(_)))
+        .map(ToString::to_string);
     limits::check(&settings, &layers, &mut problems);
     let policy = policy_source(request, &settings, &layers);
     if problems.is_empty() { Ok(Loaded { settings, policy }) } else { Err(Problems(problems)) }

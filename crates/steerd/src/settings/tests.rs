@@ -477,14 +477,23 @@ fn a_network_interface_stands_for_its_device_and_port() {
         let mut settings = load_with(&request, &[]).expect(text).settings;
         settings.resolve_interface(classes.path()).map(|()| settings.device)
     };
-    for ports in ["", "ports = [3]\n", "ports = [1]\n"] {
+    for ports in ["", "ports = [3]\n"] {
         let device = resolved(&format!("[device]\nname = \"ens1f0np0\"\n{ports}")).expect("resolved");
         assert_eq!((device.name.as_str(), device.ports), ("rocep1s0f0", vec![3]), "{ports}");
         assert_eq!(device.interface.as_deref(), Some("ens1f0np0"));
     }
-    let error = resolved("[device]\nname = \"ens1f0np0\"\nports = [2]\n").expect_err("another port");
-    let problem = Problem::from(error).to_string();
-    assert!(problem.contains("device.ports: the interface ens1f0np0 is port 3 of rocep1s0f0"), "{problem}");
+    for ports in ["[1]", "[2]", "[3, 1]"] {
+        let text = format!("[device]\nname = \"ens1f0np0\"\nports = {ports}\n");
+        let problem = Problem::from(resolved(&text).expect_err(ports)).to_string();
+        for part in [
+            ": device.ports: the interface ens1f0np0, ",
+            "is port 3 of rocep1s0f0",
+            &format!("device.ports is {ports} (hint: "),
+            "leave device.ports out",
+        ] {
+            assert!(problem.contains(part), "no {part:?} in {problem}");
+        }
+    }
     for name in ["rocep1s0f0", "eth9", "auto"] {
         let device = resolved(&format!("[device]\nname = \"{name}\"\nports = [2]\n")).expect("as it is");
         assert_eq!((device.name.as_str(), device.ports, device.interface), (name, vec![2], None));

@@ -52,9 +52,14 @@ impl Settings {
         let device = &mut self.device;
         let Some(found) = DevicePort::of_interface(classes, &device.name) else { return Ok(()) };
         let ports = vec![found.port.0];
-        if device.ports != ports && device.ports != FIRST_PORT {
-            let interface = device.name.clone();
-            return Err(OtherPort { interface, device: found.device, port: found.port.0 });
+        if let Some(origin) = device.ports_origin.as_ref().filter(|_| device.ports != ports) {
+            return Err(OtherPort {
+                origin: origin.clone(),
+                interface: device.name.clone(),
+                device: found.device,
+                port: found.port.0,
+                named: device.ports.clone(),
+            });
         }
         let interface = std::mem::replace(&mut device.name, found.device);
         (device.interface, device.ports) = (Some(interface), ports);
@@ -78,15 +83,15 @@ impl Settings {
     }
 }
 
-/// The ports that settings without `device.ports` have.
-const FIRST_PORT: [u8; 1] = [1];
-
 /// The settings name a network interface and other ports than its own.
 #[derive(Debug)]
 pub(super) struct OtherPort {
+    /// Where the ports are named.
+    pub(super) origin: String,
     pub(super) interface: String,
     pub(super) device: String,
     pub(super) port: u8,
+    pub(super) named: Vec<u8>,
 }
 
 /// A port that is a network interface with the XDP program.
@@ -137,6 +142,9 @@ pub(crate) struct Device {
     pub(crate) relaxed_ordering: RelaxedOrdering,
     pub(crate) receive: ReceiveSetting,
     pub(crate) ports: Vec<u8>,
+    /// The file, variable or flag that names the ports; `None`: they are the default.
+    #[serde(skip)]
+    pub(crate) ports_origin: Option<String>,
 }
 
 /// How workers take completions and post frames.
