@@ -50,7 +50,16 @@ enum FaultKind {
     SendQueue,
     /// The link of the first port goes down, for this time or for good.
     Link(Option<Duration>),
-    Device,
+    Device(DeviceLoss),
+}
+
+/// The end of a device, as its users see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DeviceLoss {
+    /// The event `IBV_EVENT_DEVICE_FATAL` comes first.
+    Reported,
+    /// The events end without one.
+    Silent,
 }
 
 /// The text is no plan of faults.
@@ -61,7 +70,7 @@ impl fmt::Display for FaultPlanError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "`{}` is no fault (hint: queue@FRAMES, stuck-queue@FRAMES, send-queue@FRAMES, link@FRAMES or device@FRAMES; of queues also \
+            "`{}` is no fault (hint: queue@FRAMES, stuck-queue@FRAMES, send-queue@FRAMES, link@FRAMES, device@FRAMES or removal@FRAMES; of queues also \
              queue@FRAMES/FRAMES, again after so many more; of links also link@FRAMES+MILLISECONDS, how long it is \
              down; at most {FAULTS_MAX}, with commas between them)",
             self.0
@@ -98,7 +107,8 @@ impl PlannedFault {
             "stuck-queue" => FaultKind::WorkQueue(FailedFrames::Kept),
             "send-queue" => FaultKind::SendQueue,
             "link" => FaultKind::Link(pause),
-            "device" => FaultKind::Device,
+            "device" => FaultKind::Device(DeviceLoss::Reported),
+            "removal" => FaultKind::Device(DeviceLoss::Silent),
             _ => return None,
         };
         let is_queue = matches!(kind, FaultKind::WorkQueue(_) | FaultKind::SendQueue);
@@ -150,8 +160,8 @@ impl PendingFaults {
                     *link_up = pause.map(|pause| Instant::now() + pause);
                     true
                 }
-                FaultKind::Device => {
-                    nic.fail_device();
+                FaultKind::Device(loss) => {
+                    nic.fail_device(loss);
                     true
                 }
             };
@@ -218,7 +228,7 @@ impl NicShared {
         port.is_some()
     }
 
-    fn fail_device(&self) {
+    fn fail_device(&self, loss: DeviceLoss) {
         if self.is_lost.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -232,7 +242,9 @@ impl NicShared {
         state.senders.clear();
         state.failed_queues.clear();
         for (slot, context) in state.contexts.iter() {
-            state.notify(slot, ibverbs_sys::IBV_EVENT_DEVICE_FATAL, 0);
+            if loss == DeviceLoss::Reported {
+                state.notify(slot, ibverbs_sys::IBV_EVENT_DEVICE_FATAL, 0);
+            }
             context.events.end();
         }
     }
@@ -256,7 +268,13 @@ impl SoftNic {
     /// completion comes, and all verbs fail with EIO (kernel core/uverbs_main.c,
     /// `ib_uverbs_free_hw_resources`).
     pub fn fail_device(&self) {
-        self.nic().fail_device();
+        self.nic().fail_device(DeviceLoss::Reported);
+    }
+
+    /// Takes the device away, as [`SoftNic::fail_device`] does, but without an event: the events of all
+    /// contexts end.
+    pub fn remove_device(&self) {
+        self.nic().fail_device(DeviceLoss::Silent);
     }
 
     /// Makes the faults of a plan as the device receives frames. Only the first plan of a device counts.
@@ -273,16 +291,18 @@ mod tests {
 
     #[test]
     fn plans_are_read_and_wrong_ones_named() {
-        let plan: FaultPlan =
-            "queue@1000/500, link@30+200,device@7,stuck-queue@1,send-queue@2".parse().expect("a plan");
+        let plan: FaultPlan = "queue@1000/500, link@30+200,device@7,stuck-queue@1,send-queue@2,removal@9"
+            .parse()
+            .expect("a plan");
         let fault = |kind, after_frames, every_frames| PlannedFault { kind, after_frames, every_frames };
         let pause = Some(Duration::from_millis(200));
         let expected = [
             fault(FaultKind::WorkQueue(FailedFrames::Flushed), 1000, Some(500)),
             fault(FaultKind::Link(pause), 30, None),
-            fault(FaultKind::Device, 7, None),
+            fault(FaultKind::Device(DeviceLoss::Reported), 7, None),
             fault(FaultKind::WorkQueue(FailedFrames::Kept), 1, None),
             fault(FaultKind::SendQueue, 2, None),
+            fault(FaultKind::Device(DeviceLoss::Silent), 9, None),
         ];
         assert_eq!(plan.0, expected);
         assert_eq!("".parse(), Ok(FaultPlan::default()));

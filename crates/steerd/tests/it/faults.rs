@@ -1,5 +1,6 @@
 //! The daemon while its device fails, with both providers of the soft NIC: receive queues fail under traffic
-//! and recover, or fail again and again; a link goes down and comes up; the device fails for good.
+//! and recover, or fail again and again; a link goes down and comes up; the device fails for good, or is
+//! removed.
 
 use std::fmt;
 use std::process::Command;
@@ -133,6 +134,42 @@ fn a_device_that_fails_ends_the_daemon_soon() {
         );
         assert!(log.matches("it is leaked").count() < 10, "{provider}: {log}");
         assert_eq!(summary(&text)["device"]["condition"], "failed", "{provider}: {text}");
+    }
+}
+
+/// Hot removal without an event: the events end, and all verbs fail with EIO. A later start finds the device
+/// again, as systemd's would.
+#[test]
+fn a_removed_device_is_gone_until_a_restart() {
+    for provider in providers() {
+        let mut daemon = Daemon::start_command(&mut demonstration(provider, "removal@50000"));
+        daemon.wait_for("is gone: it was removed", 1);
+        let begun = Instant::now();
+        let (status, text, log) = daemon.end();
+        assert_eq!(status.code(), Some(7), "{provider}: {log}");
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+        for part in ["a new start succeeds once it is back", "journalctl -k"] {
+            assert!(log.contains(part), "{provider}: no {part:?} in {log}");
+        }
+        assert!(
+            !log.contains("did not end in time") && !log.contains("accounting mismatch"),
+            "{provider}: {log}"
+        );
+        let summary = summary(&text);
+        assert_eq!(summary["device"]["condition"], "gone", "{provider}: {text}");
+        assert_eq!(
+            summary["device"]["events"]["device_failed"],
+            serde_json::Value::Null,
+            "{provider}: {text}"
+        );
+        let again = Daemon::start_command(&mut demonstration(provider, ""));
+        again.until_page("/readyz", &(200, "ready\n".into()));
+        again
+            .until("the metric", |daemon| daemon.metric("steerd_device_state", &["state=\"working\""]) > 0.5);
+        assert!(again.metric("steerd_device_state", &["state=\"gone\""]) < 0.5);
+        let (status, text, log) = again.terminate();
+        assert!(status.success(), "{provider}: {log}");
+        assert_eq!(self::summary(&text)["device"]["condition"], "working", "{provider}: {text}");
     }
 }
 
