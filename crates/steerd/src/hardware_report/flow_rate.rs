@@ -10,21 +10,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use verbs::{
-    CompletionQueue, Context, Domain, EthernetMatch, FlowAttr, FlowHandle, FlowKind, FlowSpec, FlowTarget,
-    HashConfig, HashFields, IndirectionTable, Ipv4Match, PortNumber, ProtectionDomain, RssQueuePair,
-    VerbsErrno, WorkQueue,
+    Context, EthernetMatch, FlowAttr, FlowHandle, FlowKind, FlowSpec, FlowTarget, Ipv4Match, PortNumber,
+    VerbsErrno,
 };
 
 use super::target::TEST_MAC;
 use super::{FlowEvidence, PatternResult, ReportError, UNTIL_REFUSED};
 
-/// Addresses for benchmarks (RFC 2544).
+/// Addresses for benchmarks (RFC 2544), and how many there are: twice what mlx5 keeps at one priority
+/// (crates/device-model/models/mlx5.toml, `priority_table`).
 const ADDRESSES: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
+const BENCHMARK_ADDRESSES: u32 = 1 << 17;
 pub(super) const OTHER_ADDRESSES: Ipv4Addr = Ipv4Addr::new(198, 19, 0, 0);
-/// The longest time for the flows of a pattern.
+/// The longest time for the flows of a pattern, in which a device with 5,000 flows a second installs all of
+/// the longest one.
 const PATTERN_TIME: Duration = Duration::from_secs(30);
-const COMPLETIONS: u32 = 64;
-const KEY: [u8; 40] = [0x6d; 40];
 /// Flows of a pattern that differ in the bits that every mask has, per mask.
 const PER_MASK: u32 = 16;
 /// The number of the lowest of these bits.
@@ -52,7 +52,7 @@ const PATTERNS: [FlowPattern; 4] = [
     FlowPattern { name: "one_mask", masks: 1, flows: 4096, address: one_mask },
     FlowPattern { name: "sixteen_of_each_mask", masks: 64, flows: 64 * PER_MASK, address: sixteen_of_each },
     FlowPattern { name: "one_of_each_mask", masks: 512, flows: 512, address: one_of_each },
-    FlowPattern { name: UNTIL_REFUSED, masks: 1, flows: 32_768, address: one_mask },
+    FlowPattern { name: UNTIL_REFUSED, masks: 1, flows: BENCHMARK_ADDRESSES, address: one_mask },
 ];
 /// With `--quick` so many times fewer.
 const QUICK: u32 = 16;
@@ -137,7 +137,7 @@ pub(super) fn measure(
     steps: &mut dyn FnMut(&str),
     is_stopped: &dyn Fn() -> bool,
 ) -> Result<FlowEvidence, ReportError> {
-    let target = target(context)?;
+    let target = control::unused_target(context).map_err(ReportError::Verbs)?;
     let priority = u16::try_from(priorities.saturating_sub(1)).unwrap_or(u16::MAX);
     let mut evidence = FlowEvidence { priority, left_behind: 0, patterns: Vec::new() };
     for pattern in PATTERNS {
@@ -160,21 +160,6 @@ pub(super) fn measure(
         evidence.patterns.push(result);
     }
     Ok(evidence)
-}
-
-/// A queue that no packet reaches.
-fn target(context: &Arc<Context>) -> Result<FlowTarget, ReportError> {
-    let made = || -> verbs::Result<FlowTarget> {
-        let domain = Domain::from(ProtectionDomain::new(context)?);
-        let completions = CompletionQueue::builder(context, COMPLETIONS).build()?;
-        let (queue, _) =
-            WorkQueue::builder(&domain, &completions.handle()).max_receives(COMPLETIONS).build()?;
-        queue.ready()?;
-        let table = IndirectionTable::new(context, &[queue])?;
-        let hash = HashConfig { key: KEY, fields: HashFields::empty() };
-        Ok(RssQueuePair::new(&domain, &table, &hash)?.into())
-    };
-    made().map_err(ReportError::Verbs)
 }
 
 /// Installs the flows of a pattern and removes them. Returns the result and the flows that could not be
@@ -271,7 +256,7 @@ mod tests {
     /// A soft NIC of an mlx5; `None`, reported, without the right to create flows.
     fn rig() -> Option<(OpenTarget, FlowTarget)> {
         let open = OpenTarget::soft("report0", Personality::Mlx5).expect("a soft NIC");
-        let target = target(&open.context).expect("a queue");
+        let target = control::unused_target(&open.context).expect("a queue");
         match FlowHandle::create(&target, &flow(open.port, 0, one_mask(0))) {
             Ok(_) => Some((open, target)),
             Err(error) => {
