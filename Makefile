@@ -93,10 +93,11 @@ releases: deps-build deps-releases ## the soft NIC under other releases of libib
 	$(CARGO) build --locked $(PROGRAMS)
 	CARGO=$(CARGO) crates/softnic-preload/releases.sh '$(RDMA_CORE)' $(RELEASES)
 
-report-kit: deps-build ## an archive for reports of devices on hosts without Rust and rdma-core: target/report-kit/steerd-report-ARCH.tar.gz
+report-kit: deps-build ## an archive and a container image for reports of devices on hosts without Rust and rdma-core: target/report-kit/steerd-report-ARCH.{tar.gz,oci.tar}
 	[ "$(BUILT)" != target/release ] || $(CARGO) build --release --locked --package steerd --package conformance
 	@mkdir -p target/report-kit
 	deploy/report-kit/build $(BUILT) target/report-kit
+	deploy/report-kit/image target/report-kit/steerd-report-$$(uname -m) target/report-kit
 
 # Where `make install` puts things; DESTDIR goes before all of it.
 PREFIX      ?= /usr/local

@@ -248,21 +248,26 @@ mod report {
             .map(|entry| entry.expect("an entry").path())
             .collect();
         files.sort();
-        assert!(files.len() >= 2, "{files:?}");
+        // Of each model of the software NIC, and of the model below libmlx5.
+        for name in ["softnic0-ideal", "softnic0-mlx5", "softnic0-mlx4", "mlx5-model"] {
+            let is_it = |file: &&PathBuf| file.file_stem().is_some_and(|stem| stem == name);
+            assert_eq!(files.iter().filter(is_it).count(), 1, "{name}");
+        }
         let output = steerd().args(["devices", "--validate-report"]).args(&files).output().expect("it runs");
         assert!(output.status.success(), "{}", stderr(&output));
         assert_eq!(stdout(&output).lines().filter(|line| line.ends_with(": valid")).count(), files.len());
     }
 
     #[test]
-    fn the_report_kit_runs_by_its_own_libraries() {
+    fn the_report_kit_and_its_image_run() {
         if !can_report() {
             return;
         }
         let folder = tempfile::tempdir().expect("folder");
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let built = Path::new(env!("CARGO_BIN_EXE_steerd")).parent().expect("a folder");
-        let mut build = Command::new(root.join("deploy/report-kit/build"));
+        let scripts = root.join("deploy/report-kit");
+        let mut build = Command::new(scripts.join("build"));
         let output = build.arg(built).arg(folder.path()).output().expect("the script runs");
         if stderr(&output).contains("no provider of") {
             return not_run("the report kit", stderr(&output).trim());
@@ -276,6 +281,71 @@ mod report {
         std::fs::write(&file, &output.stdout).expect("written");
         let output = Command::new(&kit).arg("--validate").arg(&file).output().expect("it runs");
         assert!(stdout(&output).ends_with(": valid\n"), "{}", stderr(&output));
+        check_image(&scripts.join("image"), kit.parent().expect("a folder"));
+    }
+
+    /// Unpacks an archive into a new folder.
+    fn unpacked(archive: &Path, folder: PathBuf) -> PathBuf {
+        std::fs::create_dir(&folder).expect("made");
+        let tar = Command::new("tar").arg("-xf").arg(archive).arg("-C").arg(&folder).status();
+        assert!(tar.expect("tar").success(), "{}", archive.display());
+        folder
+    }
+
+    /// Makes the image of a kit, checks its parts and makes a report by it.
+    fn check_image(script: &Path, kit: &Path) {
+        let folder = tempfile::tempdir().expect("folder");
+        let output = Command::new(script).arg(kit).arg(folder.path()).output();
+        let output = output.expect("the script runs");
+        assert!(output.status.success(), "{}", stderr(&output));
+        let archive = stdout(&output).trim().to_owned();
+        let image = unpacked(Path::new(&archive), folder.path().join("image"));
+        let json = |path: &Path| -> serde_json::Value {
+            serde_json::from_slice(&std::fs::read(path).expect("a file")).expect("JSON")
+        };
+        // A blob by its descriptor, whose digest and size are those of the file.
+        let blob = |descriptor: &serde_json::Value| {
+            let digest = descriptor["digest"].as_str().and_then(|digest| digest.strip_prefix("sha256:"));
+            let path = image.join("blobs/sha256").join(digest.expect("a digest"));
+            let sum = Command::new("sha256sum").arg(&path).output().expect("sha256sum");
+            assert!(stdout(&sum).starts_with(digest.expect("a digest")), "{descriptor}");
+            let bytes = std::fs::metadata(&path).expect("a file").len();
+            assert_eq!(descriptor["size"].as_u64(), Some(bytes), "{descriptor}");
+            path
+        };
+        assert_eq!(json(&image.join("oci-layout"))["imageLayoutVersion"], "1.0.0");
+        let manifest = json(&blob(&json(&image.join("index.json"))["manifests"][0]));
+        let config = json(&blob(&manifest["config"]));
+        let layer = blob(&manifest["layers"][0]);
+        let sum = Command::new("sh").args(["-c", "gzip -dc \"$0\" | sha256sum"]).arg(&layer).output();
+        let diff = format!("sha256:{}", stdout(&sum.expect("sh")).split(' ').next().unwrap_or_default());
+        assert_eq!(config["rootfs"]["diff_ids"][0], diff);
+        let root = unpacked(&layer, folder.path().join("root"));
+        let texts = |value: &serde_json::Value| -> Vec<String> {
+            value
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(|text| Some(text.as_str()?.to_owned()))
+                .collect()
+        };
+        let (environment, entrypoint) =
+            (texts(&config["config"]["Env"]), texts(&config["config"]["Entrypoint"]));
+        // What a runtime of containers mounts, in a mount namespace of the command's own.
+        let enter = "for d in proc dev sys; do mkdir -p $0/$d && mount --rbind /$d $0/$d || exit 1; done; exec chroot \"$0\" \"$@\"";
+        let mut command = Command::new("unshare");
+        command
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .envs(environment.iter().filter_map(|text| text.split_once('=')));
+        command.args(["--mount", "--propagation", "private", "sh", "-c", enter]).arg(&root);
+        command.args(&entrypoint).args(["--report", "softnic0", "--quick"]);
+        let output = command.output().expect("it runs");
+        if ["unshare: ", "mount: ", "chroot: "].iter().any(|refused| stderr(&output).starts_with(refused)) {
+            return not_run("the image of the report kit", stderr(&output).trim());
+        }
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert!(stdout(&output).contains("device = \"softnic0\""), "{}", stdout(&output));
     }
 
     #[test]
