@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use arrayvec::ArrayVec;
 
 use super::cache::{ExactCache, Verdict};
-use super::capacity::{Capacity, Place};
+use super::capacity::{Capacity, Place, TableKey};
 use super::deep::{DeepImage, TunnelMatcher};
 use super::key::{Image, MatchKey};
 use super::shape::{Precedence, Ranked};
@@ -182,6 +182,8 @@ struct CopyRule {
     matcher: Matcher,
     tunnel: Option<Box<TunnelMatcher>>,
     hit: FlowHit,
+    /// Where the match is on a device of limited capacity; `None` as well for all but one rule of an entry.
+    place: Option<Place>,
 }
 
 impl CopyRule {
@@ -330,6 +332,14 @@ impl PortTable {
         self.deep.search(deep, self.plain.search(&deep.outer)).1
     }
 
+    /// How many groups of equal masks a frame with this verdict passes on a device that has them, the last
+    /// one that of its match; all where no match decides. 0 without [`TableRules::groups`].
+    #[must_use]
+    pub fn groups_passed(&self, verdict: Verdict) -> u64 {
+        let place = self.groups.get(verdict.group as usize).and_then(|group| group.place);
+        place.map_or_else(|| self.capacity.groups(), |place| self.capacity.passed(place))
+    }
+
     /// Whether a verdict names all the flows that a frame meets: there are no sniffers.
     pub fn decides_alone(&self) -> bool {
         self.sniffers.is_empty()
@@ -384,19 +394,18 @@ impl PortTable {
         let precedence = Precedence::new(rule.kind, rule.priority, rule.order);
         let is_copy = rule.dont_trap || rule.kind == FlowKind::Sniffer;
         let hit = FlowHit { flow: rule.id, kind: rule.kind, is_copy, actions: rule.actions };
-        let mut copy_rule = CopyRule { precedence, matcher: rule.matcher, tunnel: rule.tunnel.clone(), hit };
+        let (matcher, tunnel) = (rule.matcher, rule.tunnel.clone());
+        let copy_rule = CopyRule { precedence, matcher, tunnel, hit, place: None };
         if rule.kind == FlowKind::Sniffer {
-            let full =
-                FlowError::Full { what: "sniffers on this port", limit: MAX_SNIFFERS, of: Limit::Sniffers };
-            return add_copy_rule(&mut self.sniffers, copy_rule, full);
+            if self.sniffers.len() >= MAX_SNIFFERS {
+                let what = "sniffers on this port";
+                return Err(FlowError::Full { what, limit: MAX_SNIFFERS, of: Limit::Sniffers });
+            }
+            add_copy_rule(&mut self.sniffers, copy_rule);
+            return Ok(());
         }
         if rule.dont_trap {
-            if let Some(other) = self.dont_trap.iter().find(|other| other.shares_entry(&copy_rule)) {
-                self.rules.agree(&mut copy_rule.hit, &other.hit)?;
-            }
-            let limit = self.rules.max_copies;
-            let full = FlowError::Full { what: "DONT_TRAP flows on this port", limit, of: Limit::Copies };
-            add_copy_rule(&mut self.dont_trap, copy_rule, full)?;
+            self.insert_copying(rule, copy_rule)?;
         } else {
             self.insert_trapping(rule, precedence, hit)?;
         }
@@ -406,14 +415,45 @@ impl PortTable {
 
     pub(super) fn remove(&mut self, rule: &FlowRule) {
         if rule.kind == FlowKind::Sniffer {
-            return remove_copy_rule(&mut self.sniffers, rule.id);
+            return self.sniffers.retain(|sniffer| sniffer.hit.flow != rule.id);
         }
         if rule.dont_trap {
-            remove_copy_rule(&mut self.dont_trap, rule.id);
+            self.remove_copying(rule.id);
         } else {
             self.remove_trapping(rule);
         }
         self.recount_relevant();
+    }
+
+    fn insert_copying(&mut self, rule: &FlowRule, mut copy_rule: CopyRule) -> Result<(), FlowError> {
+        let sharing = self.dont_trap.iter().find(|other| other.shares_entry(&copy_rule));
+        if let Some(other) = sharing {
+            self.rules.agree(&mut copy_rule.hit, &other.hit)?;
+        }
+        let limit = self.rules.max_copies;
+        if self.dont_trap.len() >= limit {
+            let what = "DONT_TRAP flows on this port";
+            return Err(FlowError::Full { what, limit, of: Limit::Copies });
+        }
+        if let Some(limits) = self.rules.groups.filter(|_| sharing.is_none()) {
+            let key = TableKey { level: copy_rule.precedence.level(), traps: false };
+            copy_rule.place = self.capacity.take(limits, key, &whole_mask(rule));
+            if copy_rule.place.is_none() {
+                return Err(FlowError::NoSpace);
+            }
+        }
+        add_copy_rule(&mut self.dont_trap, copy_rule);
+        Ok(())
+    }
+
+    fn remove_copying(&mut self, id: FlowId) {
+        let Some(at) = self.dont_trap.iter().position(|rule| rule.hit.flow == id) else { return };
+        let removed = self.dont_trap.remove(at);
+        let Some(place) = removed.place else { return };
+        match self.dont_trap.iter_mut().find(|other| other.shares_entry(&removed)) {
+            Some(other) => other.place = Some(place),
+            None => self.capacity.give_back(place),
+        }
     }
 
     fn insert_trapping(
@@ -432,7 +472,8 @@ impl PortTable {
         }
         let mut place = None;
         if let Some(limits) = self.rules.groups.filter(|_| rule.kind == FlowKind::Normal) {
-            place = self.capacity.take(limits, precedence.level(), &whole_mask(rule));
+            let key = TableKey { level: precedence.level(), traps: true };
+            place = self.capacity.take(limits, key, &whole_mask(rule));
             if place.is_none() {
                 return Err(FlowError::NoSpace);
             }
@@ -500,7 +541,7 @@ impl PortTable {
             Some(precedence) => self.add_group(rule, Ranked { precedence, group: before.group }),
             None => {
                 if let Some(place) = self.groups[before.group as usize].place.take() {
-                    self.capacity.give_back(before.precedence.level(), place);
+                    self.capacity.give_back(place);
                 }
                 self.vacant.push(before.group);
             }
@@ -581,18 +622,10 @@ fn whole_mask(rule: &FlowRule) -> DeepImage {
     }
 }
 
-/// Adds a rule, unless there are as many as `full` names.
-fn add_copy_rule(rules: &mut Vec<CopyRule>, rule: CopyRule, full: FlowError) -> Result<(), FlowError> {
-    if matches!(full, FlowError::Full { limit, .. } if rules.len() >= limit) {
-        return Err(full);
-    }
+/// Adds a rule to a list in order of precedence.
+fn add_copy_rule(rules: &mut Vec<CopyRule>, rule: CopyRule) {
     let place = rules.partition_point(|other| other.precedence < rule.precedence);
     rules.insert(place, rule);
-    Ok(())
-}
-
-fn remove_copy_rule(rules: &mut Vec<CopyRule>, id: FlowId) {
-    rules.retain(|rule| rule.hit.flow != id);
 }
 
 #[cfg(test)]
