@@ -35,7 +35,7 @@ pub struct DeviceModel {
     #[serde(default)]
     pub max_groups: Option<u32>,
     /// The nanoseconds that a packet takes to pass a group of flows, if known. The compiler leaves flows to
-    /// workers whose groups cost packets more than that saves workers.
+    /// workers whose groups cost packets more than that saves workers. The software NIC takes as long.
     #[serde(default)]
     pub ns_per_group: Option<u32>,
     /// The most specs of one flow, the two actions (tag, counter) included.
@@ -394,7 +394,6 @@ impl DeviceModel {
             max_shapes: least(self.max_shapes, Some(software::MAX_MASKS)),
             max_copies: least(self.max_copies, Some(software::MAX_COPIES)),
             flows_per_second: None,
-            ns_per_group: None,
             max_receives: Some(software::MAX_RECEIVES),
             ..self
         }

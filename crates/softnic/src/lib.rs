@@ -21,6 +21,7 @@ mod events;
 mod faults;
 mod flow_pace;
 pub mod formats;
+mod group_pace;
 mod lazy_nic;
 mod library;
 pub mod limits;

@@ -447,6 +447,8 @@ pub(crate) struct FlowRules {
     pub(crate) max_specs: u8,
     pub(crate) limits: LimitErrnos,
     pub(crate) table: TableRules,
+    /// The nanoseconds that a received frame takes to pass a group of flows.
+    pub(crate) ns_per_group: u32,
     /// Further properties.
     pub(crate) emulation: Emulation,
     /// The refused features, each with its errno.
@@ -486,6 +488,7 @@ impl FlowRules {
                 max_shapes: at_most(model.max_shapes, MAX_SHAPES),
                 max_copies: at_most(model.max_copies, MAX_DONT_TRAP),
             },
+            ns_per_group: model.ns_per_group.unwrap_or(0),
             emulation: emulation.clone(),
             refusals: refused.iter().map(|refusal| (refusal.feature, refusal.errno.into())).collect(),
             ignored,

@@ -14,6 +14,7 @@ use crate::claims::FlowClaims;
 use crate::clock::ClockView;
 use crate::faults::PendingFaults;
 use crate::flow_pace::FlowPace;
+use crate::group_pace::GroupPace;
 use crate::personality::{ClockRules, Personality, Rules};
 use crate::port_tables::{LINK_LOCAL, eui64};
 use crate::state::State;
@@ -41,6 +42,7 @@ pub struct NicShared {
     /// Engines look frames up together; what a verdict names stays as it is while they hold it.
     pub(crate) flows: LeftRight<FlowTable>,
     pub(crate) flow_pace: FlowPace,
+    pub(crate) group_pace: GroupPace,
     state: Mutex<State>,
     /// The packets that each work queue lost for lack of a buffer, by its number. Never locked by the engine.
     queue_losses: Mutex<BTreeMap<u32, Weak<AtomicU64>>>,
@@ -140,6 +142,7 @@ impl NicShared {
             clock_view: OnceLock::new(),
             ports: ports.iter_mut().map(Port::new).collect(),
             flow_pace: FlowPace::default(),
+            group_pace: GroupPace::new(personality.rules().flow.ns_per_group),
             flows: LeftRight::new([(); 2].map(|()| FlowTable::new(personality.rules().flow.table))),
             state: Mutex::new(State::new(personality.rules())),
             queue_losses: Mutex::default(),

@@ -11,6 +11,9 @@ use super::{BaseModel, DeviceModel, Emulation, PriorityTable};
 /// The most bytes of a device model file.
 const MAX_BYTES: u64 = 1 << 20;
 
+/// The longest time that a packet takes to pass a group of flows. The software NIC spends it.
+const MAX_NS_PER_GROUP: u32 = 1_000_000;
+
 /// Why a device model cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -111,6 +114,7 @@ impl DeviceModel {
             ("max_flows", optional(self.max_flows), least(2)..=u32::MAX),
             ("max_shapes", optional(self.max_shapes), least(1)..=u32::MAX),
             ("max_groups", optional(self.max_groups), least(1)..=u32::MAX),
+            ("ns_per_group", self.ns_per_group.unwrap_or(0), 0..=MAX_NS_PER_GROUP),
             ("max_queues", optional(self.max_queues), least(2)..=u32::MAX),
             ("max_tables", optional(self.max_tables), least(2)..=u32::MAX),
             ("max_receives", optional(self.max_receives), least(1)..=u32::MAX),
@@ -342,6 +346,7 @@ mod tests {
             ("max_queues = 0", "nic.toml:6: max_queues: 0 is outside 2..=4294967295 (hint: "),
             ("max_flows = 1", "nic.toml:6: max_flows: 1 is outside 2..=4294967295"),
             ("max_shapes = 0", "nic.toml:6: max_shapes: 0 is outside 1..="),
+            ("ns_per_group = 1000001", "nic.toml:6: ns_per_group: 1000001 is outside 0..=1000000"),
             ("max_tables = -1", "nic.toml:6: max_tables: invalid value"),
             ("max_receives = 4294967296", "nic.toml:6: max_receives: invalid value"),
             ("personality = \"mlx6\"", "nic.toml:6: personality: unknown variant `mlx6`"),

@@ -81,6 +81,9 @@ pub(super) fn burst(
     // Of these flows none is removed, with what it names, before they are dropped.
     let flows = nic.flows.read();
     plan.look_up(&flows, number, frames);
+    if nic.group_pace.is_on() {
+        plan.pass_groups(nic, &flows, number, frames.len());
+    }
     plan.probe.mark(EngineStage::Lookup);
     let mut state = nic.burst();
     plan.spread(&flows, &mut state, number, frames);
@@ -122,6 +125,17 @@ impl Plan {
     fn look_up(&mut self, flows: &FlowTable, port: u8, frames: &[RxFrame<'_>]) {
         let (images, verdicts) = (&self.images[..frames.len()], &mut self.verdicts[..frames.len()]);
         flows.classify_burst(port, images, |index| DeepKey::of(frames[index].bytes), verdicts);
+    }
+
+    /// Takes the time in which the frames of a burst of so many pass the groups of flows before theirs.
+    #[cold]
+    fn pass_groups(&self, nic: &NicShared, flows: &FlowTable, port: u8, frames: usize) {
+        let begun_ns = clock::steady_ns();
+        let Some(table) = flows.of_port(port) else { return };
+        let looked_up = self.ends[..frames].iter().zip(&self.verdicts);
+        let looked_up = looked_up.filter(|(end, _)| **end == FrameEnd::Unmatched);
+        let groups = looked_up.map(|(_, verdict)| table.groups_passed(*verdict)).sum();
+        nic.group_pace.pass(groups, begun_ns, &nic.stopping);
     }
 
     /// Counts the frames for their flows and plans their deliveries. Afterwards `ends` holds what becomes of

@@ -6,6 +6,7 @@ mod captures;
 mod explain;
 mod forward;
 mod full_rate;
+mod group_costs;
 mod inline;
 mod interface;
 mod measurements;
