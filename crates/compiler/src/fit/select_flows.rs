@@ -26,12 +26,8 @@ use crate::rank::lower::{Candidate, Lowered};
 use crate::rank::order::RankedFlows;
 use crate::specs::Reading;
 
-use graph::{Graph, Items};
+use graph::{Graph, GraphLimits, Items};
 use reduce::{MaskClass, Reduction};
-
-/// The most flows to choose from: the memory for their overlaps is quadratic. Those after them are left to
-/// workers, which forces no earlier one to be left.
-const MAX_ITEMS: usize = 1 << 15;
 
 /// The prices of a flow that are tried, in parts of the mean value that a flow needs to have where the device
 /// is full.
@@ -79,7 +75,9 @@ impl MaskKey {
 
 /// Chooses flows for the room, of those that [`order`](crate::rank::order) has kept.
 pub(crate) fn select_flows(job: &Job<'_>, rules: &[CoveredRule], flows: &RankedFlows, room: Room) -> Lowered {
-    let items = Items::of(job, flows);
+    let mut items = Items::of(job, flows);
+    let graph = Graph::of(&items.candidates(flows), job.apart, GraphLimits::MOST);
+    let has_graph = items.keep_first(graph.len());
     let most_flows = most_split_flows(job.profile, items.list.len() + items.fixed_flows());
     let room = Room { flows: room.flows.min(most_flows), ..room };
     let reserve = covers::reserve(job, &flows.lowered, &items, room);
@@ -88,7 +86,7 @@ pub(crate) fn select_flows(job: &Job<'_>, rules: &[CoveredRule], flows: &RankedF
         flows: room.flows.saturating_sub(reserve.flows),
         ranks: room.ranks.saturating_sub(reserve.ranks),
     };
-    let chosen = best_choice(job, flows, &items, inner);
+    let chosen = if has_graph { best_choice(job, &graph, &items, inner) } else { None };
     let covered = chosen.and_then(|chosen| covers::cover_flows(job, rules, flows, &items, &chosen, room));
     covered.unwrap_or_else(|| {
         let nothing = Choice::nothing(&items);
@@ -118,15 +116,14 @@ impl Choice {
 }
 
 /// The choice of most value for any of the prices; `None`: what has to be chosen does not fit.
-fn best_choice(job: &Job<'_>, flows: &RankedFlows, items: &Items, room: Room) -> Option<Choice> {
-    let graph = Graph::of(job, flows, items);
+fn best_choice(job: &Job<'_>, graph: &Graph, items: &Items, room: Room) -> Option<Choice> {
     let classes = MaskClass::all(items, Reading::of(job.profile));
     // Without too many masks, no flow is split.
     let prices = if classes.len() <= room.masks { &PRICES[..1] } else { &PRICES[..] };
     let total: f64 = items.list.iter().map(|item| item.value).sum();
     let of_price = |price: &f64| {
         let per_flow = price * total / room.flows.max(1) as f64;
-        Reduction::new(items, &graph, classes.clone(), per_flow).choose(room)
+        Reduction::new(items, graph, classes.clone(), per_flow).choose(room)
     };
     let choices = prices.iter().filter_map(of_price);
     choices.reduce(|best, other| if other.value > best.value { other } else { best })

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use program::RuleId;
 
-use super::{MAX_ITEMS, MaskKey};
+use super::MaskKey;
 use crate::cube::{Cube, DST_MAC, HAS_IPV4, HAS_IPV6, Image, PROTOCOL, SRC_MAC, WORDS};
 use crate::fit::merge_masks::splittable;
 use crate::job::Job;
@@ -13,6 +13,14 @@ use crate::rank::lower::{Candidate, CandidateId};
 use crate::rank::order::{Ranked, RankedFlows, order_matters};
 use crate::specs::Reading;
 use crate::traffic::cost::saved_ps;
+
+/// The most flows to choose from: the memory for what has to be left with each is quadratic, 128 MiB for so
+/// many. Those after them are left to workers, which forces no earlier one to be left.
+const MAX_ITEMS: usize = 1 << 15;
+
+/// The most pairs of flows that have to be left together, 64 MiB. Flows that have more with earlier ones, and
+/// all after them, are left to workers.
+const MAX_PAIRS: usize = 1 << 24;
 
 /// The most masks that are compared to find out which pairs of flows need not be left together. Without them
 /// more flows are left to workers than must be.
@@ -90,10 +98,22 @@ impl Items {
             fixed_masks,
         };
         items.pin(flows);
-        // A pinned one has to be chosen.
-        let kept = items.list.iter().rposition(|item| item.is_pinned).map_or(0, |last| last + 1);
-        items.beyond = items.list.split_off(items.list.len().min(kept.max(MAX_ITEMS)));
         items
+    }
+
+    /// The flows to choose from.
+    pub(super) fn candidates<'f>(&self, flows: &'f RankedFlows) -> Vec<&'f Candidate> {
+        self.list.iter().map(|item| flows.lowered.candidate(item.id)).collect()
+    }
+
+    /// Leaves all but the first so many flows to workers. Returns whether that is possible: a pinned one has
+    /// to be chosen.
+    pub(super) fn keep_first(&mut self, count: usize) -> bool {
+        let is_possible = self.list.iter().skip(count).all(|item| !item.is_pinned);
+        if is_possible {
+            self.beyond = self.list.split_off(self.list.len().min(count));
+        }
+        is_possible
     }
 
     /// How many flows have no choice.
@@ -180,6 +200,17 @@ impl ItemSet {
     }
 }
 
+/// The limits of the memory of a graph.
+#[derive(Clone, Copy)]
+pub(super) struct GraphLimits {
+    items: usize,
+    pairs: usize,
+}
+
+impl GraphLimits {
+    pub(super) const MOST: Self = Self { items: MAX_ITEMS, pairs: MAX_PAIRS };
+}
+
 /// Which items share packets that no earlier one takes.
 pub(super) struct Graph {
     /// The earlier ones of such pairs, by the later one.
@@ -189,18 +220,23 @@ pub(super) struct Graph {
 }
 
 impl Graph {
-    pub(super) fn of(job: &Job<'_>, flows: &RankedFlows, items: &Items) -> Self {
-        let candidates: Vec<&Candidate> =
-            items.list.iter().map(|item| flows.lowered.candidate(item.id)).collect();
-        let count = candidates.len();
+    /// The graph of as many of the first candidates as the limits allow. `apart`: two rules that are taken
+    /// to share no packets.
+    pub(super) fn of(
+        candidates: &[&Candidate],
+        apart: Option<(RuleId, RuleId)>,
+        limits: GraphLimits,
+    ) -> Self {
+        let candidates = &candidates[..candidates.len().min(limits.items)];
         let (mut index, mut met, mut lookups_left) = (MaskIndex::default(), Vec::new(), MAX_LOOKUPS);
-        let mut before: Vec<Vec<u32>> = Vec::with_capacity(count);
+        let mut before: Vec<Vec<u32>> = Vec::with_capacity(candidates.len());
+        let mut pairs_left = limits.pairs;
         for (later, candidate) in candidates.iter().enumerate() {
             index.overlapping(&candidate.cube, &mut met);
             met.sort_unstable();
             let mut is_pair = |earlier: &usize| {
                 let other = candidates[*earlier];
-                let is_apart = job.apart == Some((other.rule, candidate.rule));
+                let is_apart = apart == Some((other.rule, candidate.rule));
                 if is_apart || !order_matters(other, candidate) {
                     return false;
                 }
@@ -210,9 +246,14 @@ impl Graph {
                 })
             };
             // Items are flows, of which there are far fewer than 2^32.
-            before.push(met.drain(..).filter(|earlier| is_pair(earlier)).map(|item| item as u32).collect());
+            let own: Vec<u32> =
+                met.drain(..).filter(|earlier| is_pair(earlier)).map(|item| item as u32).collect();
+            let Some(left) = pairs_left.checked_sub(own.len()) else { break };
+            pairs_left = left;
+            before.push(own);
             index.add(&candidate.cube, true, later, 0);
         }
+        let count = before.len();
         let mut after: Vec<ItemSet> = vec![ItemSet::empty(count); count];
         for item in (0..count).rev() {
             after[item].add(item);
@@ -221,5 +262,72 @@ impl Graph {
             after[item] = own;
         }
         Self { before, after }
+    }
+
+    /// How many candidates there was room for.
+    pub(super) fn len(&self) -> usize {
+        self.before.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cube::DST_PORT;
+    use crate::rank::lower::ActionId;
+
+    /// Flows of different rules that all overlap, of which no one contains another.
+    fn candidates() -> Vec<Candidate> {
+        let cube = |bit: usize| Cube::ANY.with(DST_PORT, 0, 1 << bit).expect("a bit of the port");
+        let candidate = |rule: usize| Candidate {
+            cube: cube(rule),
+            rule: RuleId::of(rule),
+            action: ActionId(0),
+            traps: true,
+            is_compared: false,
+            is_cover: false,
+        };
+        (0..8).map(candidate).collect()
+    }
+
+    fn graph(items: usize, pairs: usize) -> Graph {
+        let candidates = candidates();
+        Graph::of(&candidates.iter().collect::<Vec<_>>(), None, GraphLimits { items, pairs })
+    }
+
+    #[test]
+    fn a_graph_keeps_within_its_limits() {
+        // Each flow is a pair with all before it.
+        for (items, pairs, kept) in [(9, 28, 8), (9, 27, 7), (9, 3, 3), (5, 28, 5), (9, 0, 1), (0, 28, 0)] {
+            let graph = graph(items, pairs);
+            assert_eq!((graph.len(), graph.after.len()), (kept, kept), "{items} items, {pairs} pairs");
+            assert!(graph.after.iter().enumerate().all(|(item, after)| after.items().count() == kept - item));
+        }
+    }
+
+    #[test]
+    fn pinned_flows_are_not_left_beyond_the_limits() {
+        let reading = Reading::default();
+        let item = |(place, candidate): (usize, &Candidate)| Item {
+            id: CandidateId::of(place),
+            rule: candidate.rule,
+            key: MaskKey::of(candidate, reading),
+            rank: 0,
+            value: 1.0,
+            is_pinned: place == 5,
+        };
+        let items = || Items {
+            list: candidates().iter().enumerate().map(item).collect(),
+            beyond: Vec::new(),
+            fixed: Vec::new(),
+            behind: Vec::new(),
+            fixed_masks: BTreeSet::new(),
+        };
+        for (count, is_possible) in [(5, false), (6, true), (9, true)] {
+            let mut items = items();
+            assert_eq!(items.keep_first(count), is_possible, "{count}");
+            let kept = if is_possible { count.min(8) } else { 8 };
+            assert_eq!((items.list.len(), items.beyond.len()), (kept, 8 - kept));
+        }
     }
 }
