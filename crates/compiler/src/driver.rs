@@ -47,6 +47,7 @@ use crate::job::Job;
 use crate::problem::{Problem, Problems};
 use crate::rank::lower;
 use crate::rank::order::{self, RankedFlows};
+use crate::traffic::cost::install_ps;
 use crate::traffic::share::{MAX_FLOWS_TRIED, Sample};
 
 /// After so many rounds in which rules that drop packets in hardware needed a worker, all of them get one.
@@ -218,8 +219,8 @@ impl Job<'_> {
             || leaves_none()
     }
 
-    /// The program that costs a packet least time of workers and of groups that it passes, of equal ones the
-    /// first; without a program, the first problems.
+    /// The program that costs a packet least time of workers, of groups that it passes and of installing it,
+    /// of equal ones the first; without a program, the first problems.
     fn cheapest(&self, found: Vec<Result<Program, Problems>>) -> Result<Program, Problems> {
         let drawn = found.iter().flatten().next();
         let sample = drawn.map(|program| Sample::of(self.policy, program, MAX_FLOWS_TRIED));
@@ -227,7 +228,10 @@ impl Job<'_> {
             let groups = FlowGroups::of(program, self.profile);
             let ps_per_group = u64::from(self.profile.ns_per_group.unwrap_or(0)) * 1000;
             let passed = |flow| groups.as_ref().map_or(0, |groups| groups.passed(flow)) * ps_per_group;
-            sample.as_ref().map_or(0.0, |sample| sample.mean_ps(program, self.weights, passed))
+            let seconds = groups.as_ref().and_then(|groups| groups.install_seconds).unwrap_or(0.0);
+            let per_packet =
+                sample.as_ref().map_or(0.0, |sample| sample.mean_ps(program, self.weights, passed));
+            per_packet + install_ps(seconds)
         };
         let cheaper = |best: (f64, Program), other: (f64, Program)| {
             if other.0 < best.0 { other } else { best }

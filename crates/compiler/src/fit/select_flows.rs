@@ -10,12 +10,20 @@
 //! headers alone come behind the covers, as the default does: they overlap nearly all flows.
 //!
 //! The cost of a step is the time that workers take for the packets of the flows that it leaves to them. A
-//! flow has a price, so that splitting flows of a rare mask is compared with leaving them to workers. Several
-//! prices are tried, and the choice of most value is taken.
+//! flow has a price, so that splitting flows of a rare mask is compared with leaving them to workers: the time
+//! in which the device makes it ([`install_ps`]), and a part of the room, for which several prices are tried.
+//! The choice of most value is taken, less the time to install.
+//!
+//! The time to install is also bounded (`most_split_flows`). As a price alone it would be outweighed by much
+//! traffic, but until a policy is installed the device decides by the one before, and how long that may take
+//! is no question of nanoseconds. A flow that is not split costs only its place: no rule is left to workers
+//! to install a program sooner that has room.
 
 mod covers;
 mod graph;
 mod reduce;
+
+use program::RuleId;
 
 use crate::cover::CoveredRule;
 use crate::cube::Image;
@@ -25,6 +33,7 @@ use crate::job::Job;
 use crate::rank::lower::{Candidate, Lowered};
 use crate::rank::order::RankedFlows;
 use crate::specs::Reading;
+use crate::traffic::cost::install_ps;
 
 use graph::{Graph, GraphLimits, Items};
 use reduce::{MaskClass, Reduction};
@@ -97,7 +106,32 @@ pub(crate) fn select_flows(job: &Job<'_>, rules: &[CoveredRule], flows: &RankedF
 /// The masks into which chosen flows are split, by item; `None`: a worker decides its packets.
 struct Choice {
     into: Vec<Option<Image>>,
+    /// The time of workers that it saves, less the time to install, both in the unit of [`graph::Item`].
     value: f64,
+}
+
+/// The prices of a flow, in the unit of [`graph::Item`].
+#[derive(Clone, Copy)]
+struct FlowPrice {
+    /// The part of the room that it takes.
+    room: f64,
+    /// The time in which the device makes it.
+    install: f64,
+}
+
+impl FlowPrice {
+    fn sum(self) -> f64 {
+        self.room + self.install
+    }
+}
+
+/// The time in which the device makes a flow, as a price.
+fn install_price(job: &Job<'_>) -> f64 {
+    let seconds = job.profile.flows_per_second.map_or(0.0, |rate| 1.0 / f64::from(rate.max(1)));
+    // Values are sums over all packets, of which each rule has as many as its weight.
+    let rules = (0..job.policy.rules.len()).map(RuleId::of);
+    let packets = rules.map(|rule| job.weights.map_or(1.0, |weights| weights.of(rule) as f64)).sum::<f64>();
+    install_ps(seconds) * packets
 }
 
 impl Choice {
@@ -121,9 +155,10 @@ fn best_choice(job: &Job<'_>, graph: &Graph, items: &Items, room: Room) -> Optio
     // Without too many masks, no flow is split.
     let prices = if classes.len() <= room.masks { &PRICES[..1] } else { &PRICES[..] };
     let total: f64 = items.list.iter().map(|item| item.value).sum();
+    let install = install_price(job);
     let of_price = |price: &f64| {
-        let per_flow = price * total / room.flows.max(1) as f64;
-        Reduction::new(items, graph, classes.clone(), per_flow).choose(room)
+        let price = FlowPrice { room: price * total / room.flows.max(1) as f64, install };
+        Reduction::new(items, graph, classes.clone(), price).choose(room)
     };
     let choices = prices.iter().filter_map(of_price);
     choices.reduce(|best, other| if other.value > best.value { other } else { best })

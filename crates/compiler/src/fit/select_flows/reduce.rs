@@ -4,7 +4,7 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
 use super::graph::{Graph, ItemSet, Items};
-use super::{Choice, MaskKey, Room};
+use super::{Choice, FlowPrice, MaskKey, Room};
 use crate::fit::merge_masks::{MAX_BITS, splittable};
 use crate::mask_index::ByMask;
 use crate::specs::Reading;
@@ -102,8 +102,7 @@ pub(super) struct Reduction<'r> {
     items: &'r Items,
     graph: &'r Graph,
     classes: Vec<MaskClass>,
-    /// The price of a flow, in the unit of values.
-    per_flow: f64,
+    price: FlowPrice,
     chosen: ItemSet,
     pinned: ItemSet,
     /// The class of each item, and the flows into which it is split.
@@ -116,7 +115,7 @@ pub(super) struct Reduction<'r> {
 }
 
 impl<'r> Reduction<'r> {
-    pub(super) fn new(items: &'r Items, graph: &'r Graph, classes: Vec<MaskClass>, per_flow: f64) -> Self {
+    pub(super) fn new(items: &'r Items, graph: &'r Graph, classes: Vec<MaskClass>, price: FlowPrice) -> Self {
         let count = items.list.len();
         let (mut chosen, mut pinned) = (ItemSet::empty(count), ItemSet::empty(count));
         (0..count).for_each(|item| chosen.add(item));
@@ -133,7 +132,7 @@ impl<'r> Reduction<'r> {
         let masks = items.fixed_masks.len() + classes.iter().filter(|class| !class.is_free).count();
         let (flows, steps) = (count + items.fixed_flows(), vec![None; classes.len()]);
         let pieces = vec![1; count];
-        Self { items, graph, classes, per_flow, chosen, pinned, class_of, pieces, masks, flows, steps }
+        Self { items, graph, classes, price, chosen, pinned, class_of, pieces, masks, flows, steps }
     }
 
     /// Reduces the flows until they fit; `None`: they cannot.
@@ -155,7 +154,8 @@ impl<'r> Reduction<'r> {
         self.refill(room, &deep);
         let into =
             (0..count).map(|item| self.chosen.has(item).then(|| self.classes[self.class_of[item]].key.mask));
-        Some(Choice { into: into.collect(), value: self.value(&self.chosen) })
+        let value = self.value(&self.chosen) - self.price.install * self.flows as f64;
+        Some(Choice { into: into.collect(), value })
     }
 
     fn value(&self, set: &ItemSet) -> f64 {
@@ -185,12 +185,12 @@ impl<'r> Reduction<'r> {
         let own = &self.classes[class];
         let split = found.map(|(bits, into)| {
             let more = own.flows.saturating_mul((1 << bits) - 1);
-            (self.per_flow * more as f64, Some(Step::Split { into, bits }))
+            (self.price.sum() * more as f64, Some(Step::Split { into, bits }))
         });
         let left = self.left_with(own.members.iter().copied());
         let leave = (!left.meets(&self.pinned)).then(|| {
             let saved: usize = left.items().map(|item| self.pieces[item]).sum();
-            (self.value(&left) - self.per_flow * saved as f64, Some(Step::Leave))
+            (self.value(&left) - self.price.sum() * saved as f64, Some(Step::Leave))
         });
         let steps = leave.into_iter().chain(split);
         let cheaper = |one: (f64, Option<Step>), other: (f64, Option<Step>)| {
@@ -352,7 +352,8 @@ impl<'r> Reduction<'r> {
         let found = own_class.or_else(|| finer.into_iter().find(|(_, class)| is_there(*class)));
         let Some((bits, class)) = found else { return false };
         let pieces = 1usize << bits;
-        if self.flows + pieces > room.flows {
+        let splitting = self.price.install * (pieces - 1) as f64;
+        if self.flows + pieces > room.flows || self.items.list[item].value < splitting {
             return false;
         }
         self.masks += usize::from(!is_there(class));
