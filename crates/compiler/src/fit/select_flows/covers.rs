@@ -1,8 +1,13 @@
 //! Covers: wide flows by which workers receive the packets of flows that were not chosen. They are as narrow
 //! as there is room for, because they also match packets that the policy leaves to the kernel.
+//!
+//! All packets of the kernel pass the groups of the covers, on devices that have groups. So narrow covers may
+//! take no more priorities than were kept free for covers, and where groups cost time, no more of it than a
+//! worker takes for a packet that it would receive by a wide one.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+use device_model::{PriorityTable, TableFill};
 use policy::policy::Action;
 use program::{GroupId, RuleId};
 
@@ -10,12 +15,14 @@ use super::graph::{Item, Items};
 use super::{COVER_PART, Choice, MaskKey, Room};
 use crate::cover::{CoveredRule, everything};
 use crate::cube::{Cube, DST_HIGH, DST_IPV4, DST_LOW, HAS_IPV4, HAS_IPV6, SRC_HIGH, SRC_IPV4, SRC_LOW, Slot};
+use crate::fit::assign_priorities::priorities_for;
 use crate::fit::merge_masks::parts;
 use crate::job::Job;
 use crate::mask_index::MaskIndex;
-use crate::rank::lower::{Candidate, Lowered, LoweredAction, Steering};
+use crate::rank::lower::{ActionId, Candidate, Lowered, LoweredAction, Steering};
 use crate::rank::order::RankedFlows;
 use crate::specs::{self, Reading};
+use crate::traffic::cost::saved_ps;
 
 /// The part of a flow's match that its cover has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +57,7 @@ pub(super) fn reserve(job: &Job<'_>, lowered: &Lowered, items: &Items, room: Roo
     let (masks, flows) = needed[0].min(needed[1]);
     let behind: BTreeSet<u32> = items.behind.iter().map(|ranked| ranked.rank).collect();
     // There are far fewer ranks than 2^32.
-    let ranks = ranks(lowered).min(room.ranks / 2) + behind.len() as u32;
+    let ranks = ranks_within(lowered, room) + behind.len() as u32;
     let masks = if room.masks == usize::MAX { 0 } else { masks.max(room.masks / COVER_PART) };
     Room { masks, flows: flows.max(room.flows / COVER_PART), ranks }
 }
@@ -64,13 +71,82 @@ pub(super) fn cover_flows(
     choice: &Choice,
     room: Room,
 ) -> Option<Lowered> {
-    let widths = WIDTHS.iter().map(|width| covered(job, rules, flows, items, choice, *width));
-    widths.into_iter().find(|lowered| {
+    let has_room = |lowered: &Lowered| {
         let reading = Reading::of(job.profile);
         let masks: BTreeSet<MaskKey> =
             lowered.candidates.iter().map(|candidate| MaskKey::of(candidate, reading)).collect();
         lowered.candidates.len() <= room.flows && masks.len() <= room.masks
-    })
+    };
+    let of_width = |width: &Width| {
+        let lowered = covered(job, rules, flows, items, choice, *width);
+        // There are none that have fewer groups.
+        let is_widest = *width == Width::Everything;
+        (has_room(&lowered) && (is_widest || has_groups(job, &lowered, room))).then_some(lowered)
+    };
+    WIDTHS.iter().find_map(of_width)
+}
+
+/// The most priorities that covers take, of those of the room.
+fn ranks_within(lowered: &Lowered, room: Room) -> u32 {
+    ranks(lowered).min(room.ranks / 2)
+}
+
+/// Whether covers take few enough groups, on a device that has groups.
+fn has_groups(job: &Job<'_>, lowered: &Lowered, room: Room) -> bool {
+    let Some(table) = job.profile.flow_table() else { return true };
+    let reading = Reading::of(job.profile);
+    // Covers of one group of workers and equally specific variants need no order.
+    let mut ranks: BTreeMap<(u32, Option<GroupId>), BTreeMap<MaskKey, usize>> = BTreeMap::new();
+    for cover in lowered.candidates.iter().filter(|candidate| candidate.is_cover) {
+        let rank = (lowered.generality(cover), group(lowered, cover.action));
+        *ranks.entry(rank).or_default().entry(MaskKey::of(cover, reading)).or_default() += 1;
+    }
+    let masks: Vec<Vec<usize>> = ranks.values().map(|masks| masks.values().copied().collect()).collect();
+    CoverGroups::of(&masks, table).fit(ranks_within(lowered, room), job.profile.ns_per_group.unwrap_or(0))
+}
+
+/// The groups that a device makes of covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct CoverGroups {
+    /// How many ranks the covers have, at most.
+    ranks: u32,
+    /// How many priorities these take.
+    priorities: u32,
+    groups: u64,
+}
+
+impl CoverGroups {
+    /// The groups of covers with so many flows of each mask, by rank.
+    fn of(ranks: &[Vec<usize>], table: PriorityTable) -> Self {
+        let mut made = Self { ranks: ranks.len() as u32, priorities: 0, groups: 0 };
+        for masks in ranks {
+            made.priorities += priorities_for(masks.iter().copied(), table);
+            let mut fill = TableFill::new(table);
+            for mask in masks.iter().enumerate().flat_map(|(mask, flows)| std::iter::repeat_n(mask, *flows)) {
+                if !fill.add(&mask) {
+                    made.groups += u64::from(fill.groups());
+                    fill = TableFill::with(table, [mask]);
+                }
+            }
+            made.groups += u64::from(fill.groups());
+        }
+        made
+    }
+
+    /// Whether the covers take no more priorities than were kept free, and a packet passes them in no more
+    /// time than a worker takes for it.
+    fn fit(self, kept_free: u32, ns_per_group: u32) -> bool {
+        let ps = self.groups.saturating_mul(u64::from(ns_per_group) * 1000);
+        self.priorities <= self.ranks.max(kept_free) && ps <= saved_ps(true)
+    }
+}
+
+/// The group of workers to which an action leads.
+fn group(lowered: &Lowered, action: ActionId) -> Option<GroupId> {
+    match lowered.actions[action.index()] {
+        LoweredAction::Steer(queue) => Some(lowered.queues[queue.index()].group),
+        LoweredAction::Drop | LoweredAction::Pass => None,
+    }
 }
 
 /// The chosen flows with a cover of everything.
@@ -136,10 +212,7 @@ fn covered(
 /// The covers of the flows that are left to workers, specific hash variants first. All have one class, so
 /// that their order changes the worker of a packet and nothing else.
 fn covers(job: &Job<'_>, lowered: &Lowered, items: &Items, choice: &Choice, width: Width) -> Vec<Candidate> {
-    let own_group = |item: &Item| match lowered.action(item.id) {
-        LoweredAction::Steer(queue) => Some(lowered.queues[queue.index()].group),
-        LoweredAction::Drop | LoweredAction::Pass => None,
-    };
+    let own_group = |item: &Item| group(lowered, lowered.candidate(item.id).action);
     let usual = choice.left(items).find_map(own_group).unwrap_or(GroupId(0));
     let may_differ = ranks(lowered) <= job.profile.priorities_per_program() / 2;
     let (mut known, mut made) = (MaskIndex::default(), Vec::new());
@@ -215,4 +288,29 @@ fn rounded(mask: u64, slot: Slot, multiple: u32) -> u64 {
     let prefix = (mask << (64 - width)).leading_ones().min(width);
     let kept = prefix - prefix % multiple;
     slot.ones() & !slot.ones().checked_shr(kept).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn covers_are_counted_against_groups() {
+        // Two masks a priority, each with up to four flows, and nothing beside.
+        let table = PriorityTable { entries: 8, groups: 2, group_entries: 4 };
+        let narrow = CoverGroups::of(&[vec![1; 5], vec![3]], table);
+        assert_eq!(narrow, CoverGroups { ranks: 2, priorities: 4, groups: 6 });
+        assert!(narrow.fit(4, 0) && !narrow.fit(3, 0));
+        // A worker takes 80 ns.
+        assert!(narrow.fit(4, 13) && !narrow.fit(4, 14));
+        let wide = CoverGroups::of(&[vec![1], vec![1]], table);
+        assert!(wide.fit(0, 40) && !wide.fit(0, 41));
+    }
+
+    #[test]
+    fn single_covers_are_groups_of_their_own() {
+        let table = PriorityTable { entries: 100, groups: 1, group_entries: 50 };
+        let covers = CoverGroups::of(&[vec![20, 10]], table);
+        assert_eq!(covers, CoverGroups { ranks: 1, priorities: 1, groups: 11 });
+    }
 }
