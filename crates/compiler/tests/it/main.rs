@@ -5,6 +5,7 @@ mod added_rule;
 mod budgets;
 mod classbench;
 mod corpora;
+mod covers;
 mod deciders;
 mod device_room;
 mod exceptions;

@@ -1,0 +1,188 @@
+//! Covers: wide flows that lead the packets of flows without room to a worker. Every packet is decided as by the
+//! policy, and narrow covers keep within the groups of the device.
+
+use compiler::{Job, Weights};
+use device_model::DeviceModel;
+use packet::build::FrameBuilder;
+use packet::{DeepKey, MacAddr};
+use policy::{NoFiles, Policy, Source};
+
+use crate::few_flows::mlx5_with;
+
+fn parsed(rules: &str) -> Policy {
+    let text = format!(
+        "version = 1\nallow_lost_exceptions = true\n[groups.g]\nworkers = \"all\"\n[groups.a]\nworkers = \"all\"\n{rules}"
+    );
+    policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy").0
+}
+
+/// Covers would take packets from the host that nobody gives back, only to spare hops.
+#[test]
+fn hops_are_not_spared_with_the_host_s_packets() {
+    let rule = |number: u32| {
+        let (length, port) = (9 + number % 20, 1_000 + number);
+        format!(
+            "[[rules]]\nname = 'r{number}'\naction = 'drop'\n\
+             match = {{ protocol = 'udp', src = '10.0.0.0/{length}', dst_port = {port} }}\n"
+        )
+    };
+    let rules: String = (0..60).map(rule).collect();
+    let allowed = parsed(&rules);
+    let strict = Policy { allow_lost_exceptions: false, ..allowed.clone() };
+    let dear = DeviceModel { ns_per_group: Some(500), ..DeviceModel::mlx5() };
+    let has_covers = |policy: &Policy| {
+        let program = compiler::compile(policy, &dear, 2).expect("it compiles");
+        program.flows.iter().any(|flow| flow.rule == program.default_rule())
+    };
+    assert!(has_covers(&allowed) && !has_covers(&strict));
+}
+
+/// A packet of the search for wrong decisions: TCP or UDP over IPv4.
+#[derive(Clone, Copy, Debug)]
+struct SmallPacket {
+    is_multicast: bool,
+    src: u32,
+    dst: u32,
+    is_tcp: bool,
+    port: u16,
+}
+
+impl SmallPacket {
+    const ADDRESSES: [u32; 3] = [0x0a00_0001, 0x0a01_0001, 0xac10_0001];
+    const PORTS: [u16; 4] = [22, 23, 80, 200];
+
+    fn all() -> Vec<Self> {
+        let mut packets = Vec::new();
+        for src in Self::ADDRESSES {
+            for dst in Self::ADDRESSES {
+                for port in Self::PORTS {
+                    for bits in 0..4u8 {
+                        let (is_multicast, is_tcp) = (bits & 1 == 1, bits & 2 == 2);
+                        packets.push(Self { is_multicast, src, dst, is_tcp, port });
+                    }
+                }
+            }
+        }
+        packets
+    }
+
+    fn frame(&self) -> Vec<u8> {
+        let dst_mac = if self.is_multicast { [1, 0, 0x5e, 0, 0, 1] } else { [2, 0, 0, 0, 0, 1] };
+        let frame = FrameBuilder::new()
+            .ethernet(MacAddr(dst_mac), MacAddr([2, 0, 0, 0, 0, 9]))
+            .ipv4(self.src.into(), self.dst.into());
+        let frame = if self.is_tcp { frame.tcp(9, self.port, 2) } else { frame.udp(9, self.port) };
+        frame.build()
+    }
+}
+
+/// A rule of the search. Its meaning shares no code with the compiler.
+#[derive(Clone, Debug)]
+struct SmallRule {
+    is_multicast: bool,
+    /// Sources and destinations, each with the length of its prefix; none: any.
+    prefixes: [Vec<(u32, u32)>; 2],
+    /// The protocol, TCP or not, and the destination ports.
+    ports: Option<(bool, u16, u16)>,
+    action: &'static str,
+    weight: u64,
+}
+
+impl SmallRule {
+    const ACTIONS: [&str; 5] = ["'kernel'", "'kernel'", "'drop'", "{ steer = 'g' }", "{ steer = 'a' }"];
+
+    fn random(next: &mut impl FnMut(u32) -> u32) -> Self {
+        let mut prefixes = || {
+            let count = [0, 0, 0, 1, 2][next(5) as usize];
+            let prefix = |_| (SmallPacket::ADDRESSES[next(3) as usize], [8, 15, 16, 32][next(4) as usize]);
+            (0..count).map(prefix).collect::<Vec<_>>()
+        };
+        let prefixes = [prefixes(), prefixes()];
+        let low = [22, 22, 23, 80, 100][next(5) as usize];
+        let ports = (next(2) == 0).then(|| (next(2) == 0, low, low + [0, 0, 1, 60, 180][next(5) as usize]));
+        let action = Self::ACTIONS[next(5) as usize];
+        Self { is_multicast: next(4) == 0, prefixes, ports, action, weight: [0, 1, 100][next(3) as usize] }
+    }
+
+    fn holds(&self, packet: &SmallPacket) -> bool {
+        let is_inside = |(prefixes, address): (&Vec<(u32, u32)>, u32)| {
+            let contains =
+                |(prefix, length): &(u32, u32)| prefix >> (32 - length) == address >> (32 - length);
+            prefixes.is_empty() || prefixes.iter().any(contains)
+        };
+        (!self.is_multicast || packet.is_multicast)
+            && self.prefixes.iter().zip([packet.src, packet.dst]).all(is_inside)
+            && self.ports.is_none_or(|(is_tcp, low, high)| {
+                is_tcp == packet.is_tcp && (low..=high).contains(&packet.port)
+            })
+    }
+
+    fn text(&self, number: usize) -> String {
+        let mut keys = Vec::new();
+        if self.is_multicast {
+            keys.push("dst_mac = 'multicast'".to_owned());
+        }
+        let prefix = |(address, length): &(u32, u32)| {
+            format!("'{}/{length}'", std::net::Ipv4Addr::from_bits(address >> (32 - length) << (32 - length)))
+        };
+        for (key, prefixes) in
+            ["src", "dst"].into_iter().zip(&self.prefixes).filter(|(_, all)| !all.is_empty())
+        {
+            let list: Vec<String> = prefixes.iter().map(prefix).collect();
+            keys.push(format!("{key} = [{}]", list.join(", ")));
+        }
+        keys.extend(self.ports.map(|(is_tcp, low, high)| {
+            format!("protocol = '{}', dst_port = '{low}-{high}'", if is_tcp { "tcp" } else { "udp" })
+        }));
+        let keys = if keys.is_empty() { "any = true".to_owned() } else { keys.join(", ") };
+        format!("[[rules]]\nname = 'r{number}'\nmatch = {{ {keys} }}\naction = {}\n", self.action)
+    }
+}
+
+/// Compiles so many random policies for devices with room for few flows or masks; returns how many programs
+/// had covers. Among the first thousands are policies where a worker has to compare packets of covers with a
+/// rule that has flows: one that leaves packets to the kernel, some of them without a flow, and one for
+/// multicast alone, whose flows the device applies after the covers.
+fn search_wrong_decisions(policies: usize, mut seed: u64) -> usize {
+    let mut next = |below: u32| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) as u32 % below
+    };
+    let packets: Vec<(SmallPacket, DeepKey)> =
+        SmallPacket::all().into_iter().map(|packet| (packet, DeepKey::of(&packet.frame()))).collect();
+    let mut covered = 0;
+    for _ in 0..policies {
+        let count = 3 + next(5) as usize;
+        let mut rules: Vec<SmallRule> = (0..count).map(|_| SmallRule::random(&mut next)).collect();
+        // Flows for multicast alone come last on the device, if no later rule meets them.
+        if let Some(last) = rules.last_mut().filter(|_| next(2) == 0) {
+            (last.is_multicast, last.weight) = (true, 100);
+        }
+        let text: String = rules.iter().enumerate().map(|(number, rule)| rule.text(number)).collect();
+        let policy = parsed(&text);
+        let weights = Weights::new(rules.iter().map(|rule| rule.weight).collect());
+        let masks = (next(2) == 0).then(|| 1 + next(8));
+        let flows = (masks.is_none() || next(2) == 0).then(|| 2 * (2 + next(16)));
+        let profile = DeviceModel { priorities: 3 + next(14), ..mlx5_with(masks, flows) };
+        let Ok(program) = Job::new(&policy, &profile, 2).weighted(Some(&weights)).compile() else { continue };
+        covered += usize::from(program.flows.iter().any(|flow| flow.rule == program.default_rule()));
+        for (packet, key) in &packets {
+            let wanted = rules.iter().position(|rule| rule.holds(packet)).unwrap_or(rules.len());
+            let found = program.explain_deep(key).outcome.rule.index();
+            assert_eq!(found, wanted, "{packet:?}, {masks:?} masks, {flows:?} flows\n{text}\n{program}");
+        }
+    }
+    covered
+}
+
+#[test]
+fn covers_decide_as_the_policy() {
+    let covered = search_wrong_decisions(2_000, 1);
+    assert!(covered > 200, "{covered} programs with covers");
+}
+
+#[test]
+#[ignore = "takes minutes: run with --release"]
+fn covers_decide_as_many_policies() {
+    println!("{} programs with covers", search_wrong_decisions(200_000, 2));
+}
