@@ -4,7 +4,7 @@
 
 use analysis::{LostException, LostExceptions, OpenException};
 use policy::{Diagnostic, Place, Policy};
-use program::{Program, RuleId, UndecidedReason};
+use program::{Program, Rule, RuleId, UndecidedReason};
 
 /// The remedies for lost exceptions of any kind.
 const REMEDIES: &str = "add [sinks.host] with kind = \"kernel\" so that workers give such packets back, or write \
@@ -74,8 +74,8 @@ fn place(policy: &Policy, taken_by: RuleId, rule: RuleId) -> &Place {
 
 /// Why flows of a rule take packets that belong to the host.
 pub(crate) struct TakenReason {
-    /// The rule that takes packets like these: this one, or a later one of which the device cannot exclude
-    /// them.
+    /// The rule that takes packets like these: this one, a later one of which the device cannot exclude them,
+    /// or the first one for which wide flows do it.
     pub(crate) later: String,
     /// The ability that the device lacks.
     pub(crate) reason: String,
@@ -96,6 +96,11 @@ pub(crate) fn taken_reason(program: &Program, rule: RuleId) -> TakenReason {
         let remedy = format!("narrow `{later}` until it does not match them");
         return TakenReason { later, reason, remedy };
     }
+    if rule == program.default_rule()
+        && let Some(covered) = covered_reason(program)
+    {
+        return covered;
+    }
     let later = name(program, rule).to_owned();
     let keys: Vec<String> =
         reasons.iter().map(|note| format!("{} ({})", note.key, note.why.words())).collect();
@@ -103,4 +108,57 @@ pub(crate) fn taken_reason(program: &Program, rule: RuleId) -> TakenReason {
     let remedy =
         format!("leave these keys of `{later}` out, or steer or drop the other packets by a later rule");
     TakenReason { later, reason, remedy }
+}
+
+/// The reason where wide flows take packets for rules that the device has no room for.
+fn covered_reason(program: &Program) -> Option<TakenReason> {
+    let has_no_room =
+        |rule: &&Rule| rule.undecided.iter().any(|note| matches!(note.why, UndecidedReason::NoCapacity));
+    let mut left = program.rules.iter().filter(has_no_room);
+    let later = left.next()?.name.to_string();
+    let more = match left.count() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    Some(TakenReason {
+        reason: format!(
+            "the device has too few flows or masks for `{later}`{more}, whose packets wide flows lead to a worker"
+        ),
+        later,
+        remedy: "write fewer rules, or rules with the same keys and prefix lengths".to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use device_model::DeviceModel;
+    use policy::{NoFiles, Source};
+
+    use super::*;
+
+    /// Wide flows for rules without room belong to the default, which has no reason of its own.
+    #[test]
+    fn lost_packets_of_wide_flows_have_a_reason() {
+        let rule = |number: u32| {
+            format!(
+                "[[rules]]\nname = 'r{number}'\naction = 'drop'\n\
+                 match = {{ protocol = 'udp', src = '10.0.0.0/{}', dst_port = {number} }}\n",
+                9 + number
+            )
+        };
+        let text =
+            format!("version = 1\n[groups.g]\nworkers = [0]\n{}", (0..12).map(rule).collect::<String>());
+        let (policy, _) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy");
+        let few = DeviceModel { max_shapes: Some(4), max_flows: Some(16), ..DeviceModel::mlx5() };
+        let program = compiler::compile(&policy, &few, 1).expect("it fits");
+        let errors: Vec<String> =
+            Lost::of(&policy, &program).errors.iter().map(ToString::to_string).collect();
+        assert_eq!(errors.len(), 1, "{errors:?}");
+        let words = [
+            "packets that `default` leaves to the kernel are lost",
+            "too few flows or masks for `r",
+            "lead to a worker: write fewer rules",
+        ];
+        assert!(words.iter().all(|words| errors[0].contains(words)), "{}", errors[0]);
+    }
 }
