@@ -585,8 +585,9 @@ fn unknown_limit(groups: &FlowGroups) -> Option<String> {
     let (priority, most) = groups.by_priority.iter().max_by_key(|(_, groups)| **groups)?;
     (groups.max_groups.is_none() && groups.has_single_flows).then(|| {
         format!(
-            "priority {priority} has {} flow groups; the kernel driver accepts them, a NIC may refuse them (no \
-             max_groups in the model)",
+            "priority {priority} needs {} flow groups; the kernel driver accepts them, but the NIC may refuse the program: \
+             its limit is not known (write max_groups = 128, which is cautious, into a file of the model, and check \
+             with --model FILE)",
             number(*most)
         )
     })
