@@ -1,4 +1,5 @@
-//! The time that frames take to pass the groups of flows before theirs, so that what groups cost can be tried.
+//! The time that frames take to pass the groups of flows before theirs, so that the cost of groups can be
+//! tried.
 //!
 //! A device model with `ns_per_group` has it. The engine adds up the groups that the frames of a burst pass
 //! (`flow_table::PortTable::groups_passed`) and is busy for as long as the device would be.

@@ -10,9 +10,9 @@
 //! headers alone come behind the covers, as the default does: they overlap nearly all flows.
 //!
 //! The cost of a step is the time that workers take for the packets of the flows that it leaves to them. A
-//! flow has a price, so that splitting flows of a rare mask is compared with leaving them to workers: the time
-//! in which the device makes it ([`install_ps`]), and a part of the room, for which several prices are tried.
-//! The choice of most value is taken, less the time to install.
+//! flow has a price, so that splitting flows of a rare mask is compared with leaving them to workers: the
+//! time in which the device makes it ([`install_ps`]), and a part of the room, for which several prices are
+//! tried. The choice of most value is taken, less the time to install.
 //!
 //! The time to install is also bounded (`most_split_flows`). As a price alone it would be outweighed by much
 //! traffic, but until a policy is installed the device decides by the one before, and how long that may take

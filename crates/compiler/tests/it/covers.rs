@@ -1,5 +1,5 @@
-//! Covers: wide flows that lead the packets of flows without room to a worker. Every packet is decided as by the
-//! policy, and narrow covers keep within the groups of the device.
+//! Covers: wide flows that lead the packets of flows without room to a worker. Every packet is decided as by
+//! the policy.
 
 use compiler::{Job, Weights};
 use device_model::DeviceModel;

@@ -127,7 +127,8 @@ fn groups_that_cost_time_are_fewer() {
     assert!(priced < free / 2.0, "{priced} ns, {free} for groups without a price");
 }
 
-/// The price of a second of installing, in nanoseconds per packet: what the device saves a worker, in a minute.
+/// The price of a second of installing, in nanoseconds per packet: what the device saves a worker, by the
+/// seconds of a minute.
 const NS_PER_INSTALL_SECOND: f64 = 69.4 / 60.0;
 
 /// On a device that makes few flows in a second, fewer flows are split.
