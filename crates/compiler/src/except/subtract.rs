@@ -157,13 +157,21 @@ fn widen_multicast(job: &Job<'_>, rules: &mut [CoveredRule], exceptions: &Except
     let has_flows: Vec<bool> = (0..rules.len()).map(|index| !flows(index).is_empty()).collect();
     let is_late = |index: &usize| rules[*index].decides() && flows(*index).iter().any(is_multicast_only);
     let mut late: BTreeSet<usize> = (0..rules.len()).filter(is_late).collect();
+    // A rule that keeps wide flows for its packets overtakes by these, although its own cubes may not overlap.
+    let coarse: Vec<usize> = exceptions.coarse.iter().map(|rule| rule.index()).collect();
+    let meets_coarse = |index: &usize| {
+        let later = coarse.iter().filter(|other| *other > index);
+        let mut wide = later.flat_map(|other| flows(*other));
+        wide.any(|wide| flows(*index).iter().any(|cube| cube.overlaps(wide)))
+    };
+    let below_coarse: BTreeSet<usize> = late.iter().copied().filter(meets_coarse).collect();
     let mut widened = Vec::new();
     for index in late.clone() {
         let is_overtaken = (0..rules.len()).any(|other| {
             let matters = (other > index && has_flows[other]) || late.contains(&other);
             other != index && matters && rules[other].meets(&rules[index])
         });
-        if job.policy.default != Action::Kernel || is_overtaken {
+        if job.policy.default != Action::Kernel || is_overtaken || below_coarse.contains(&index) {
             late.remove(&index);
             widened.push(index);
             widen(&mut rules[index]);

@@ -186,3 +186,30 @@ fn covers_decide_as_the_policy() {
 fn covers_decide_as_many_policies() {
     println!("{} programs with covers", search_wrong_decisions(200_000, 2));
 }
+
+/// A rule that leaves packets to the kernel may keep flows that match more than its packets. They come before
+/// those for multicast alone, which the device applies last.
+#[test]
+fn wide_kernel_flows_do_not_hide_multicast() {
+    let policy = parsed(
+        "[[rules]]\nname = 'drop'\naction = 'drop'\nmatch = { dst_mac = 'multicast', protocol = 'udp', dst_port = 22, \
+         src = ['10.0.0.0/15', '10.1.0.1/32'], dst = ['10.0.0.0/8', '10.1.0.1/32'] }\n\
+         [[rules]]\nname = 'kernel'\naction = 'kernel'\nmatch = { protocol = 'udp', dst_port = '100-160' }\n\
+         [[rules]]\nname = 'late'\naction = { steer = 'a' }\n\
+         match = { dst_mac = 'multicast', protocol = 'udp', dst_port = 100, src = ['10.1.0.1/32', '10.0.0.0/15'], \
+         dst = ['10.0.0.0/8', '10.1.0.0/16'] }\n\
+         [[rules]]\nname = 'far'\naction = { steer = 'g' }\nmatch = { dst = '172.0.0.0/8' }\n\
+         [[rules]]\nname = 'near'\naction = 'kernel'\nmatch = { protocol = 'udp', dst_port = '22-23', \
+         src = ['10.0.0.0/16', '10.1.0.1/32'] }\n",
+    );
+    let address = SmallPacket::ADDRESSES[0];
+    let packet = SmallPacket { is_multicast: true, src: address, dst: address, is_tcp: false, port: 22 };
+    for (masks, flows) in [(None, None), (Some(5), Some(24)), (Some(5), Some(16)), (None, Some(24))] {
+        for priorities in [6, 16] {
+            let device = DeviceModel { priorities, ..mlx5_with(masks, flows) };
+            let Ok(program) = compiler::compile(&policy, &device, 2) else { continue };
+            let found = program.explain_deep(&DeepKey::of(&packet.frame())).outcome.rule.index();
+            assert_eq!(found, 0, "{masks:?} masks, {flows:?} flows, {priorities} priorities\n{program}");
+        }
+    }
+}
