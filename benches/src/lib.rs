@@ -6,9 +6,9 @@
 pub mod comparison;
 pub mod competitors;
 pub mod daemon;
-pub mod full_queue;
 mod dataplane;
 mod dice;
+pub mod full_queue;
 pub mod machine;
 pub mod namespace;
 pub mod page;

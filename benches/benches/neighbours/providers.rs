@@ -66,7 +66,7 @@ pub(crate) fn cases(inputs: &Inputs) -> Vec<Case<'_>> {
     for work in Work::ALL {
         for bytes in work.sizes() {
             cases.extend(PROVIDERS.map(|(provider, name)| {
-                let mut row = Row::new(TABLE, &work.row(name), bytes, "ns");
+                let mut row = Row::new(TABLE, work.row(name), bytes, "ns");
                 row.command = own_command(TABLE);
                 match work {
                     Work::KeepingUp => keeping_up(inputs, row, provider),

@@ -157,7 +157,7 @@ fn widen_multicast(job: &Job<'_>, rules: &mut [CoveredRule], exceptions: &Except
     let has_flows: Vec<bool> = (0..rules.len()).map(|index| !flows(index).is_empty()).collect();
     let is_late = |index: &usize| rules[*index].decides() && flows(*index).iter().any(is_multicast_only);
     let mut late: BTreeSet<usize> = (0..rules.len()).filter(is_late).collect();
-    // A rule that keeps wide flows for its packets overtakes by these, although its own cubes may not overlap.
+    // A rule that keeps wide flows for its packets overtakes by these, even if its own cubes do not overlap.
     let coarse: Vec<usize> = exceptions.coarse.iter().map(|rule| rule.index()).collect();
     let meets_coarse = |index: &usize| {
         let later = coarse.iter().filter(|other| *other > index);
