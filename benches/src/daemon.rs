@@ -133,11 +133,9 @@ pub fn program() -> Result<PathBuf, String> {
 /// A program that was built with the benches.
 fn built(name: &str) -> Result<PathBuf, String> {
     let own = std::env::current_exe().map_err(|error| error.to_string())?;
-    // target/release/deps/neighbours-HASH. Of a program that is only a tool, that of the tests will do.
-    let release = own.ancestors().nth(2).unwrap_or(&own);
-    let paths = [release.join(name), release.with_file_name("debug").join(name)];
-    let built = paths.into_iter().find(|path| path.exists());
-    built.ok_or_else(|| format!("{name} is not built: `make bench` does it"))
+    // target/release/deps/neighbours-HASH
+    let path = own.ancestors().nth(2).unwrap_or(&own).join(name);
+    path.exists().then_some(path).ok_or_else(|| format!("{name} is not built: `make bench` does it"))
 }
 
 /// The settings file.

@@ -98,7 +98,7 @@ impl Dataplane {
         self.try_open_sink(kind).expect("it opens")
     }
 
-    /// Like [`Rig::open_sink`].
+    /// Like [`Dataplane::open_sink`].
     ///
     /// # Errors
     /// The sink cannot be opened.

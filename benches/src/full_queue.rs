@@ -20,6 +20,8 @@ use crate::{Dataplane, Rig, rig};
 const FRAMES: usize = 4096;
 /// Packets that are sent in one go: no more than may be in flight, with those of the last step.
 const SENDS: usize = 256;
+/// What a full queue has at least: the worker's batch, many times.
+const FULL: usize = 1024;
 
 /// The fields are declared in the order in which they must be dropped.
 pub struct SleepyWorker {
@@ -65,15 +67,23 @@ impl SleepyWorker {
     }
 
     /// Nanoseconds for a packet.
-    pub fn packet_ns(&mut self, time: Duration) -> f64 {
-        let (begun, mut busy, mut packets) = (Instant::now(), Duration::ZERO, 0);
+    ///
+    /// # Errors
+    /// The device did not fill the queue.
+    pub fn packet_ns(&mut self, time: Duration) -> Result<f64, String> {
+        let (begun, mut busy, mut packets, mut naps) = (Instant::now(), Duration::ZERO, 0, 0);
         while begun.elapsed() < time {
             self.sleep();
             let start = Instant::now();
             packets += self.drain();
             busy += start.elapsed();
+            naps += 1;
         }
-        busy.as_nanos() as f64 / packets as f64
+        let each = packets / naps.max(1);
+        match each >= self.goal().min(FULL) {
+            true => Ok(busy.as_nanos() as f64 / packets as f64),
+            false => Err(format!("the queue was not full: {each} packets")),
+        }
     }
 
     /// Lets the device fill the queue.
@@ -83,15 +93,21 @@ impl SleepyWorker {
 
     /// Takes what has arrived; returns the number of packets.
     pub fn drain(&mut self) -> usize {
+        let goal = self.goal();
         let worker = &mut self.plane.workers[0];
-        let (mut taken, most) = (0, if self.sink.is_some() { SENDS } else { FRAMES });
-        while taken < most {
+        let mut taken = 0;
+        while taken < goal {
             match worker.step() {
                 0 => break,
                 packets => taken += packets,
             }
         }
         taken
+    }
+
+    /// The most packets that are taken in one go.
+    fn goal(&self) -> usize {
+        if self.sink.is_some() { SENDS } else { FRAMES }
     }
 
     /// Packets that the sink has dropped.

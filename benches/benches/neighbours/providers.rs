@@ -102,12 +102,13 @@ pub(crate) fn run_full_queue(words: &[&str]) {
     if words[3] == "true" {
         worker = worker.forwarding();
     }
-    worker.packet_ns(WARM_UP);
-    let ns = worker.packet_ns(Duration::from_millis(u64::from(milliseconds)));
-    match worker.dropped() {
-        0 => println!("ns {ns}"),
+    let time = Duration::from_millis(u64::from(milliseconds));
+    let ns = worker.packet_ns(WARM_UP).and_then(|_| worker.packet_ns(time));
+    match (ns, worker.dropped()) {
+        (Ok(ns), 0) => println!("ns {ns}"),
+        (Err(why), _) => println!("{why}"),
         // The device did not get to send them in time.
-        dropped => println!("the sink dropped {dropped} packets"),
+        (_, dropped) => println!("the sink dropped {dropped} packets"),
     }
 }
 

@@ -153,7 +153,7 @@ fn frame_bytes(config: &WorkerConfig) -> u32 {
 
 /// The length of frames that hold `bytes`: an odd number of cache lines, so that the first lines of
 /// successive frames are in different sets of a cache, whose number is a power of two. Frames of 2,048 bytes
-/// would all begin in one of 32 sets, where a cache has 1,024.
+/// would begin in a 32nd of the sets.
 pub(crate) fn spread_bytes(bytes: u32) -> u32 {
     let lines = bytes.div_ceil(FRAME_ALIGN);
     (lines | 1) * FRAME_ALIGN

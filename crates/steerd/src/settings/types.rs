@@ -52,7 +52,9 @@ impl Settings {
         let device = &mut self.device;
         let Some(found) = DevicePort::of_interface(classes, &device.name) else { return Ok(()) };
         let ports = vec![found.port.0];
-        if let Some(origin) = device.ports_origin.as_ref().filter(|_| device.ports != ports) {
+        // The installed settings name the default.
+        let is_contradicted = device.ports != ports && device.ports != DEFAULT_PORTS;
+        if let Some(origin) = device.ports_origin.as_ref().filter(|_| is_contradicted) {
             return Err(OtherPort {
                 origin: origin.clone(),
                 interface: device.name.clone(),
@@ -82,6 +84,9 @@ impl Settings {
         ports.filter_map(of_port).collect()
     }
 }
+
+/// The ports of a device whose settings name none.
+const DEFAULT_PORTS: [u8; 1] = [1];
 
 /// The settings name a network interface and other ports than its own.
 #[derive(Debug)]
