@@ -19,20 +19,9 @@ pub struct DeviceRefusal {
 
 impl DeviceRefusal {
     /// The errno and the remedy alone, for errors that name the rule and the specs of a flow themselves.
-    fn of_flow(&self) -> String {
+    pub(crate) fn of_flow(&self) -> String {
         let Some(errno) = self.errno.map(VerbsErrno) else { return self.source.to_string() };
         errno.flow_remedy().map_or_else(|| errno.to_string(), |remedy| format!("{errno}: {remedy}"))
-    }
-
-    /// The hint for a flow at a priority that not all kernels have, for the errnos of a priority beyond.
-    fn of_priority(&self, priority: u16) -> &'static str {
-        let is_about_priority =
-            matches!(self.errno.map(VerbsErrno), Some(VerbsErrno::EINVAL | VerbsErrno::ENOMEM));
-        if priority < PRIORITIES_EVERYWHERE || !is_about_priority {
-            return "";
-        }
-        " (a device with fewer priorities than its model refuses this, too: `steerd devices --probe` finds the row \
-         `priorities`, and device.model names the file)"
     }
 
     /// Whether the device or its driver lacks the operation.
@@ -40,9 +29,6 @@ impl DeviceRefusal {
         self.errno.is_some_and(|errno| VerbsErrno(errno).is_unsupported())
     }
 }
-
-/// The priorities that kernels of mlx5 had before they had 16.
-const PRIORITIES_EVERYWHERE: u16 = 8;
 
 impl From<verbs::VerbsError> for DeviceRefusal {
     fn from(error: verbs::VerbsError) -> Self {
@@ -253,8 +239,8 @@ pub enum ControlError {
     },
     /// A flow was refused.
     #[error(
-        "rule `{rule}` (line {line}): the device refused the flow [{specs}] at priority {priority} of port {port}: {}{}",
-        source.of_flow(), source.of_priority(*priority)
+        "rule `{rule}` (line {line}): the device refused the flow [{specs}] at priority {priority} of port {port}: {}",
+        source.of_flow()
     )]
     InstallFlow {
         /// The rule.
@@ -343,20 +329,5 @@ mod tests {
         );
         let no_rss = ControlError::NoRss { device: "mlx5_0".to_owned() };
         assert!(no_rss.to_string().contains("steerd devices"), "{no_rss}");
-    }
-
-    #[test]
-    fn a_refused_priority_names_the_row() {
-        let refused = |priority, VerbsErrno(errno): VerbsErrno| {
-            let source = DeviceRefusal { errno: Some(errno), source: "refused".into() };
-            let (rule, specs) = ("dns".to_owned(), "udp".to_owned());
-            ControlError::InstallFlow { rule, line: 3, port: 1, priority, specs, source }.to_string()
-        };
-        for errno in [VerbsErrno::EINVAL, VerbsErrno::ENOMEM] {
-            let text = refused(8, errno);
-            assert!(text.contains("the row `priorities`") && text.contains("devices --probe"), "{text}");
-            assert!(!refused(7, errno).contains("the row"), "every kernel has it");
-        }
-        assert!(!refused(8, VerbsErrno::EPERM).contains("the row"));
     }
 }
