@@ -19,8 +19,8 @@ use wire::{
 
 use super::ReportError;
 
-/// The destination of all test frames.
-pub(super) const TEST_MAC: MacAddr = control::UNUSED_MAC;
+/// The destination of all test frames: locally administered and not in use.
+pub(super) const TEST_MAC: MacAddr = MacAddr([0x02, 0x73, 0x74, 0x65, 0x65, 0x72]);
 /// The source of test frames.
 pub(super) const SOURCE_MAC: MacAddr = MacAddr([0x02, 0x73, 0x74, 0x65, 0x65, 0x00]);
 /// The prefix of a peer that is the end `b` of a link.
