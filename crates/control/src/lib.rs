@@ -68,10 +68,10 @@ pub use device::{Device, DeviceSelector, DeviceSummary, Limits};
 pub use digested::DigestedProgram;
 pub use error::{ControlError, DeviceRefusal};
 pub use installer::{FlowRequest, Installer, VerbsInstaller};
-pub use model::{Known, Model};
+pub use model::{Known, Model, kernel_driver};
 pub use plan::{CheckedPlan, FlowChanges, PlacedProgram, Plan, PlanStep, PlanSummary, PlannedChange, plan};
 pub use plan_fault::PlanFault;
-pub use priorities::{FewerPriorities, UNUSED_MAC, unused_target};
+pub use priorities::{FewerPriorities, UntriedPriorities, UntriedReason, can_try_priorities, unused_target};
 pub use program::ChangeStage;
 pub use progress::{ChangeProgress, ChangedSoFar};
 pub use runtime::{

@@ -74,8 +74,7 @@ impl Model {
     }
 
     fn by_driver(sysfs: &Path, device: &str) -> Self {
-        let link = std::fs::read_link(sysfs.join(device).join("device/driver")).ok();
-        let driver = link.and_then(|link| Some(link.file_name()?.to_string_lossy().into_owned()));
+        let driver = driver_in(sysfs, device);
         match (driver.as_deref().and_then(DeviceModel::by_driver), driver) {
             (Some(profile), Some(driver)) => Self { profile, known: Known::Driver(driver) },
             (_, driver) => Self { profile: DeviceModel::conservative(), known: Known::Not(driver) },
@@ -97,6 +96,17 @@ impl Model {
             models.join(", ")
         ))
     }
+}
+
+/// The kernel driver of an RDMA device, whatever its model; `None`: it has none.
+#[must_use]
+pub fn kernel_driver(device: &str) -> Option<String> {
+    driver_in(Path::new(SYSFS), device)
+}
+
+fn driver_in(sysfs: &Path, device: &str) -> Option<String> {
+    let link = std::fs::read_link(sysfs.join(device).join("device/driver")).ok()?;
+    Some(link.file_name()?.to_string_lossy().into_owned())
 }
 
 #[cfg(test)]

@@ -140,19 +140,17 @@ fn a_kernel_with_fewer_priorities_is_recognised() {
     };
     let nic = mlx5_of("soft12", 8);
     let mut device = opened(&nic);
-    let fewer = device.try_priorities(1).expect("the model has 16");
+    let fewer = device.try_priorities(1).expect("tried").expect("the model has 16");
     assert_eq!((fewer.of_model, fewer.found), (16, 8));
     assert_eq!((device.profile(1).priorities, device.limits().priorities), (8, 8));
     let warning = fewer.to_string();
     for part in ["soft12 has 8 flow priorities", "its model (mlx5) 16", "priorities = 8"] {
         assert!(warning.contains(part), "no {part:?} in {warning}");
     }
-    assert_eq!(device.try_priorities(1), None, "once it is known");
+    assert_eq!(device.try_priorities(1).expect("tried"), None, "once it is known");
     let nic = mlx5_of("soft13", 16);
-    assert_eq!(opened(&nic).try_priorities(1), None);
-    assert_eq!(
-        opened(&nic).try_priorities(7),
-        None,
-        "there is no such port, which is no fact about priorities"
-    );
+    assert_eq!(opened(&nic).try_priorities(1).expect("tried"), None);
+    let untried = opened(&nic).try_priorities(7).expect_err("there is no such port");
+    assert_eq!(untried.of_model, 16);
+    assert!(untried.to_string().starts_with("the flow priorities of soft13 were not found"), "{untried}");
 }

@@ -1,6 +1,6 @@
 //! Opens the device that the settings name: the soft NIC, which is made here, or one of libibverbs' list.
-//! Used at start-up and by the commands; installs no flow but those that try priorities, which are gone at
-//! once.
+//! Used at start-up and by the commands. Only the start creates anything on a real device: flows that try
+//! priorities, which are gone at once.
 
 mod devlink;
 mod eswitch;
@@ -317,8 +317,11 @@ pub(crate) fn open(settings: &Settings) -> Result<OpenDevice, Error> {
             promiscuous: Vec::new(),
         });
     }
-    let RealDevice { device, warnings } = open_real(settings)?;
-    let warnings = warnings.into_iter().chain(loopback_warning(&device));
+    let RealDevice { mut device, warnings } = open_real(settings)?;
+    let driver = control::kernel_driver(device.name()).unwrap_or_default();
+    let priorities = priority_warning(&mut device, &driver, &ports);
+    let loopback = loopback_warning(device.name(), &driver);
+    let warnings = warnings.into_iter().chain(priorities).chain(loopback);
     warnings.for_each(|warning| tracing::warn!("{warning}"));
     let promiscuous =
         if settings.device.promiscuous { promiscuous(device.name(), &ports)? } else { Vec::new() };
@@ -351,13 +354,23 @@ fn open_real(settings: &Settings) -> Result<RealDevice, Error> {
         error => Error::Device(error),
     })?;
     let warnings = check_eswitch(device.name(), settings.device.interface.as_deref())?;
-    let mut device = match settings.device.model.as_str() {
+    let device = match settings.device.model.as_str() {
         AUTO_DEVICE => device,
         name => device.with_model(Model::named(DeviceModel::named_or_file(name).map_err(Error::Model)?)),
     };
-    let port = settings.device.ports.first().copied().unwrap_or(1);
-    let priorities = device.try_priorities(port).map(|fewer| fewer.to_string());
-    Ok(RealDevice { device, warnings: warnings.into_iter().chain(priorities).collect() })
+    Ok(RealDevice { device, warnings })
+}
+
+/// Tries the priorities of a device that policies are installed on. Commands that only read settings create
+/// nothing on a device, which may be in use.
+fn priority_warning(device: &mut Device, driver: &str, ports: &[u8]) -> Option<String> {
+    if !control::can_try_priorities(driver) {
+        return None;
+    }
+    match device.try_priorities(ports.first().copied().unwrap_or(1)) {
+        Ok(fewer) => fewer.map(|fewer| fewer.to_string()),
+        Err(untried) => Some(untried.to_string()),
+    }
 }
 
 /// Returns warnings if the eswitch has consequences for this device, or refuses the device. `interface`: the
@@ -376,9 +389,9 @@ fn check_eswitch(device: &str, interface: Option<&str>) -> Result<Vec<String>, E
 }
 
 /// The warning about programs that share the device, as far as the kernel shows them.
-fn loopback_warning(device: &Device) -> Option<String> {
-    let contexts = verbs::open_contexts(device.name()).ok().flatten()?;
-    loopback::warning(device.name(), &device.model().known, contexts)
+fn loopback_warning(device: &str, driver: &str) -> Option<String> {
+    let contexts = verbs::open_contexts(device).ok().flatten()?;
+    loopback::warning(device, driver, contexts)
 }
 
 /// Warnings for a real device: an unknown model, and packets that do not reach the flows through these ports.
@@ -436,7 +449,7 @@ fn open_other(settings: &Settings, other: &OtherSoftNic) -> Result<OtherSoft, Er
 /// A device of the kernel that the settings choose.
 struct RealDevice {
     device: Device,
-    /// The consequences of its eswitch's mode and of its priorities.
+    /// The consequences of its eswitch's mode.
     warnings: Vec<String>,
 }
 
