@@ -64,16 +64,16 @@ impl DevicePort {
 struct PortLookup<'l> {
     /// The kernel's device classes.
     classes: &'l Path,
-    /// The kernel's answer for a port.
-    asks: &'l dyn Fn(&DevicePort) -> io::Result<Option<String>>,
+    /// The interface of a port, as the kernel knows it.
+    kernel: &'l dyn Fn(&DevicePort) -> io::Result<Option<String>>,
 }
 
 impl<'l> PortLookup<'l> {
     /// The kernel is asked only about its own classes, not about the tree of a test.
     fn of(classes: &'l Path) -> Self {
         match classes == Path::new(SYSFS_CLASSES) {
-            true => Self { classes, asks: &by_netlink },
-            false => Self { classes, asks: &|_| Err(io::ErrorKind::Unsupported.into()) },
+            true => Self { classes, kernel: &by_netlink },
+            false => Self { classes, kernel: &|_| Err(io::ErrorKind::Unsupported.into()) },
         }
     }
 
@@ -94,7 +94,7 @@ impl<'l> PortLookup<'l> {
 
     fn interface(&self, port: &DevicePort) -> Option<String> {
         let gid = read(&port.folder(self.classes).join(format!("ports/{}/gid_attrs/ndevs/0", port.port.0)));
-        let by_answer = || (self.asks)(port).unwrap_or_else(|_| self.interface_by_number(port));
+        let by_answer = || (self.kernel)(port).unwrap_or_else(|_| self.interface_by_number(port));
         gid.filter(|name| !name.is_empty()).or_else(by_answer)
     }
 
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_without_gids_are_the_kernels_to_name() {
+    fn the_kernel_names_ports_without_gids() {
         let folder = tempfile::tempdir().expect("folder");
         let write = |path: &str, text: &str| {
             let path = folder.path().join(path);
@@ -200,11 +200,11 @@ mod tests {
         }
         assert_eq!(port("rocep1s0f0", 1).interface(folder.path()), None);
         // The kernel tells them apart: the wire is the last one.
-        let asks = |port: &DevicePort| {
+        let kernel = |port: &DevicePort| {
             let names = ["ens1f0npf0vf0", "ens1f0npf0vf1", "ens1f0np0"];
             Ok(names.get(usize::from(port.port.0) - 1).map(|name| (*name).to_owned()))
         };
-        let lookup = PortLookup { classes: folder.path(), asks: &asks };
+        let lookup = PortLookup { classes: folder.path(), kernel: &kernel };
         assert_eq!(lookup.port("ens1f0np0"), Some(port("rocep1s0f0", 3)));
         assert_eq!(lookup.port("ens1f0npf0vf0"), Some(port("rocep1s0f0", 1)));
         assert_eq!(lookup.interface(&port("rocep1s0f0", 3)).as_deref(), Some("ens1f0np0"));
@@ -214,7 +214,7 @@ mod tests {
             Some("ens3f0"),
             "by the number"
         );
-        let lookup = PortLookup { classes: folder.path(), asks: &|_| Ok(None) };
+        let lookup = PortLookup { classes: folder.path(), kernel: &|_| Ok(None) };
         assert_eq!(
             lookup.interface(&port("rocep3s0f0", 1)),
             None,

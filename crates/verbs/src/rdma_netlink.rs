@@ -46,10 +46,10 @@ const DATAGRAMS_MAX: usize = 1024;
 /// process. `None`: it has none.
 ///
 /// # Errors
-/// The kernel has no RDMA, or no such device.
+/// The kernel has no RDMA, no such device or port, or does not answer about interfaces.
 pub(crate) fn interface_of_port(device: &str, port: u8) -> io::Result<Option<String>> {
     let index = device_index(device)?;
-    Ok(interface_in(&ask(RDMA_NLDEV_CMD_PORT_GET, NLM_F_DUMP, Some(index))?, port.into()))
+    interface_in(&ask(RDMA_NLDEV_CMD_PORT_GET, NLM_F_DUMP, Some(index))?, port.into())
 }
 
 /// How many verbs contexts are open on an RDMA device, those of this process among them. `None`: the kernel
@@ -111,15 +111,16 @@ fn question(command: u16, flags: u16, device: Option<u32>) -> Vec<u8> {
     bytes
 }
 
-/// Whether no datagram comes after this one.
+/// Returns whether an answer ends with this datagram.
 ///
 /// # Errors
-/// It is the refusal of the question.
+/// It is the refusal of the question, or the dump has failed.
 fn is_last(datagram: &[u8]) -> io::Result<bool> {
     let mut is_last = true;
     for NetlinkMessage { kind, flags, payload } in messages(datagram) {
-        if kind == NLMSG_ERROR {
-            let errno = payload.first_chunk().map_or(0, |errno| i32::from_ne_bytes(*errno));
+        let errno = payload.first_chunk().map_or(0, |errno| i32::from_ne_bytes(*errno));
+        // A dump that fails ends with its negative errno (net/netlink/af_netlink.c, `netlink_dump_done`).
+        if kind == NLMSG_ERROR || kind == NLMSG_DONE && errno < 0 {
             return Err(io::Error::from_raw_os_error(errno.saturating_neg()));
         }
         is_last = kind == NLMSG_DONE || flags & NLM_F_MULTI == 0;
@@ -181,11 +182,22 @@ fn index_in(answer: &[u8], device: &str) -> Option<u32> {
 }
 
 /// The interface of the port of that number, in the answer to `RDMA_NLDEV_CMD_PORT_GET`.
-fn interface_in(answer: &[u8], port: u32) -> Option<String> {
+///
+/// # Errors
+/// The answer lacks the port, or the interfaces of all ports: older kernels do not name them.
+fn interface_in(answer: &[u8], port: u32) -> io::Result<Option<String>> {
     let is_it =
         |message: &NetlinkMessage<'_>| number(message.payload, RDMA_NLDEV_ATTR_PORT_INDEX) == Some(port);
-    let name = string(messages(answer).find(is_it)?.payload, RDMA_NLDEV_ATTR_NDEV_NAME)?;
-    String::from_utf8(name.to_vec()).ok().filter(|name| !name.is_empty())
+    let entry = messages(answer).find(is_it).ok_or(io::ErrorKind::NotFound)?;
+    let name_of = |message: &NetlinkMessage<'_>| {
+        let name = string(message.payload, RDMA_NLDEV_ATTR_NDEV_NAME)?;
+        String::from_utf8(name.to_vec()).ok().filter(|name| !name.is_empty())
+    };
+    match name_of(&entry) {
+        Some(name) => Ok(Some(name)),
+        None if messages(answer).any(|message| name_of(&message).is_some()) => Ok(None),
+        None => Err(io::ErrorKind::Unsupported.into()),
+    }
 }
 
 /// The number of contexts, in the answer to `RDMA_NLDEV_CMD_RES_GET`.
@@ -268,12 +280,30 @@ mod tests {
     #[test]
     fn the_interface_of_each_port_is_in_the_answer() {
         let answer = ports();
-        assert_eq!(interface_in(&answer, 1).as_deref(), Some("pf0hpf"));
-        assert_eq!(interface_in(&answer, 2), None, "a port without an interface");
-        assert_eq!(interface_in(&answer, 3).as_deref(), Some("ens1f0np0"));
-        assert_eq!(interface_in(&answer, 4), None);
+        let found = |port| interface_in(&answer, port).expect("it is in the answer");
+        assert_eq!(found(1).as_deref(), Some("pf0hpf"));
+        assert_eq!(found(2), None, "a port without an interface");
+        assert_eq!(found(3).as_deref(), Some("ens1f0np0"));
         assert!(is_last(&answer).expect("no refusal"));
         assert!(!is_last(&answer[..answer.len() - 20]).expect("no refusal"), "the end is still to come");
+    }
+
+    #[test]
+    fn answers_without_the_interface_are_errors() {
+        let missing = interface_in(&ports(), 4).expect_err("there is no port 4");
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+        let older = entry(RDMA_NLDEV_CMD_PORT_GET, "mlx5_0", Some(1), None);
+        let older = interface_in(&older, 1).expect_err("the kernel names no interface");
+        assert_eq!(older.kind(), io::ErrorKind::Unsupported);
+    }
+
+    #[test]
+    fn failed_dumps_have_their_errno() {
+        let done = |errno: i32| message(NLMSG_DONE, NLM_F_MULTI, &errno.to_ne_bytes());
+        let port = entry(RDMA_NLDEV_CMD_PORT_GET, "mlx5_0", Some(1), None);
+        let failed = is_last(&[port.clone(), done(-13)].concat()).expect_err("the dump failed");
+        assert_eq!(failed.raw_os_error(), Some(13));
+        assert!(is_last(&[port, done(0)].concat()).expect("a whole dump"));
     }
 
     #[test]
@@ -326,7 +356,7 @@ mod tests {
                 }
                 prop_assert!(messages(&answer).count() <= answer.len() / HEADER_BYTES);
                 let _ = (is_last(&answer), index_in(&answer, "mlx5_0"), contexts_in(&answer));
-                let _ = (1..4).filter_map(|port| interface_in(&answer, port)).count();
+                let _ = (1..4).filter_map(|port| interface_in(&answer, port).ok()).count();
             }
         }
 
