@@ -58,7 +58,7 @@ enum FaultKind {
 enum DeviceLoss {
     /// The event `IBV_EVENT_DEVICE_FATAL` comes first.
     Reported,
-    /// The events end without one.
+    /// The events end without one. Current kernels do not do this ([`SoftNic::remove_device`]).
     Silent,
 }
 
@@ -273,6 +273,10 @@ impl SoftNic {
 
     /// Takes the device away, as [`SoftNic::fail_device`] does, but without an event: the events of all
     /// contexts end.
+    ///
+    /// This fault has no known counterpart in current kernels, which deliver `IBV_EVENT_DEVICE_FATAL` when a
+    /// driver is removed, too (kernel core/uverbs_std_types_async_fd.c, `uverbs_async_event_destroy_uobj`).
+    /// It stands for a library or kernel that does not report the loss.
     pub fn remove_device(&self) {
         self.nic().fail_device(DeviceLoss::Silent);
     }
