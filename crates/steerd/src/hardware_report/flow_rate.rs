@@ -22,8 +22,8 @@ use super::{FlowEvidence, PatternResult, ReportError, UNTIL_REFUSED};
 const ADDRESSES: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
 const BENCHMARK_ADDRESSES: u32 = 1 << 17;
 pub(super) const OTHER_ADDRESSES: Ipv4Addr = Ipv4Addr::new(198, 19, 0, 0);
-/// The longest time for the flows of a pattern, in which a device with 5,000 flows a second installs all of
-/// the longest one.
+/// The longest time for adding the flows of a pattern, in which a device with 5,000 flows a second installs
+/// all of the longest one. Their removal has no bound: all have to go.
 const PATTERN_TIME: Duration = Duration::from_secs(30);
 /// Flows of a pattern that differ in the bits that every mask has, per mask.
 const PER_MASK: u32 = 16;
