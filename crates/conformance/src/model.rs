@@ -256,7 +256,7 @@ impl Finder<'_> {
 
     /// Fills in the fallback's values where no step has found one.
     fn rest(&mut self) {
-        let why = self.stopped.clone().unwrap_or_else(|| "it was not tried".into());
+        let why = self.stopped.clone().unwrap_or_else(|| "there is no trial of it".into());
         for key in KEYS {
             self.notes.entry(key.to_owned()).or_insert_with(|| Note::Fallback(why.clone()));
         }
