@@ -66,10 +66,6 @@ pub struct FlowGroups {
     pub max_groups: Option<u32>,
     /// The nanoseconds that a packet takes to pass a group, if known.
     pub ns_per_group: Option<u32>,
-    /// Whether one priority has flows of more masks than its table has groups for, so that the flows of the
-    /// other masks are groups of their own.
-    #[serde(skip)]
-    pub has_single_flows: bool,
     /// The groups that a received packet of each flow passes, the last one its own.
     #[serde(skip)]
     passed: Vec<Option<u64>>,
@@ -107,7 +103,6 @@ impl FlowGroups {
             passed: places.into_iter().map(|place| place.and_then(passed)).collect(),
             max_groups: profile.max_groups,
             ns_per_group: profile.ns_per_group,
-            has_single_flows: by_priority.values().any(|groups| *groups > u64::from(limits.groups)),
             by_priority,
         })
     }

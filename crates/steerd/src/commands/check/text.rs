@@ -580,14 +580,18 @@ fn capacity_table(report: &Report, capacity: &Capacity, layout: Layout) -> Strin
     out
 }
 
+/// A cautious number of flow groups of a priority that a NIC accepts: the limit of an mlx5's firmware is not
+/// known.
+const CAUTIOUS_GROUPS: u64 = 128;
+
 /// The warning about groups of flows of which the device may have too few.
 fn unknown_limit(groups: &FlowGroups) -> Option<String> {
     let (priority, most) = groups.by_priority.iter().max_by_key(|(_, groups)| **groups)?;
-    (groups.max_groups.is_none() && groups.has_single_flows).then(|| {
+    (groups.max_groups.is_none() && *most > CAUTIOUS_GROUPS).then(|| {
         format!(
             "priority {priority} needs {} flow groups; the kernel driver accepts them, but the NIC may refuse the program: \
-             its limit is not known (write max_groups = 128, which is cautious, into a file of the model, and check \
-             with --model FILE)",
+             its limit is not known (write max_groups = {CAUTIOUS_GROUPS}, which is cautious, into a file of the model, \
+             check with --model FILE, and run with device.model = \"FILE\")",
             number(*most)
         )
     })
