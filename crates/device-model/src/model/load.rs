@@ -11,8 +11,9 @@ use super::{BaseModel, DeviceModel, Emulation, PriorityTable};
 /// The most bytes of a device model file.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// The longest time that a packet takes to pass a group of flows. The software NIC spends it.
-const MAX_NS_PER_GROUP: u32 = 1_000_000;
+/// The longest time that a packet takes to pass a group of flows. The software NIC spends it: of thousands of
+/// groups, tens of milliseconds for each packet.
+const MAX_NS_PER_GROUP: u32 = 10_000;
 
 /// Why a device model cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -346,7 +347,7 @@ mod tests {
             ("max_queues = 0", "nic.toml:6: max_queues: 0 is outside 2..=4294967295 (hint: "),
             ("max_flows = 1", "nic.toml:6: max_flows: 1 is outside 2..=4294967295"),
             ("max_shapes = 0", "nic.toml:6: max_shapes: 0 is outside 1..="),
-            ("ns_per_group = 1000001", "nic.toml:6: ns_per_group: 1000001 is outside 0..=1000000"),
+            ("ns_per_group = 10001", "nic.toml:6: ns_per_group: 10001 is outside 0..=10000"),
             ("max_tables = -1", "nic.toml:6: max_tables: invalid value"),
             ("max_receives = 4294967296", "nic.toml:6: max_receives: invalid value"),
             ("personality = \"mlx6\"", "nic.toml:6: personality: unknown variant `mlx6`"),

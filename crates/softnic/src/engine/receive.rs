@@ -79,10 +79,15 @@ pub(super) fn burst(
     stats.rx_bytes += plan.read(frames, max_frame_bytes);
     plan.probe.mark(EngineStage::Parse);
     // Of these flows none is removed, with what it names, before they are dropped.
-    let flows = nic.flows.read();
+    let mut flows = nic.flows.read();
     plan.look_up(&flows, number, frames);
     if nic.group_pace.is_on() {
-        plan.pass_groups(nic, &flows, number, frames.len());
+        let groups = plan.groups_passed(&flows, number, frames.len());
+        // Calls that change flows wait until nobody reads them. The verdicts may be out of date after the time.
+        drop(flows);
+        nic.group_pace.pass(groups, clock::steady_ns(), &nic.stopping);
+        flows = nic.flows.read();
+        plan.look_up(&flows, number, frames);
     }
     plan.probe.mark(EngineStage::Lookup);
     let mut state = nic.burst();
@@ -127,15 +132,13 @@ impl Plan {
         flows.classify_burst(port, images, |index| DeepKey::of(frames[index].bytes), verdicts);
     }
 
-    /// Takes the time in which the frames of a burst of so many pass the groups of flows before theirs.
+    /// The groups of flows that the frames of a burst of so many pass before theirs.
     #[cold]
-    fn pass_groups(&self, nic: &NicShared, flows: &FlowTable, port: u8, frames: usize) {
-        let begun_ns = clock::steady_ns();
-        let Some(table) = flows.of_port(port) else { return };
+    fn groups_passed(&self, flows: &FlowTable, port: u8, frames: usize) -> u64 {
+        let Some(table) = flows.of_port(port) else { return 0 };
         let looked_up = self.ends[..frames].iter().zip(&self.verdicts);
         let looked_up = looked_up.filter(|(end, _)| **end == FrameEnd::Unmatched);
-        let groups = looked_up.map(|(_, verdict)| table.groups_passed(*verdict)).sum();
-        nic.group_pace.pass(groups, begun_ns, &nic.stopping);
+        looked_up.map(|(_, verdict)| table.groups_passed(*verdict)).sum()
     }
 
     /// Counts the frames for their flows and plans their deliveries. Afterwards `ends` holds what becomes of
