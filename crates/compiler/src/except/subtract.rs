@@ -22,7 +22,7 @@ use policy::policy::{Action, Direction};
 use program::{Exception, Feature, Inseparable, RuleId, UndecidedKey, UndecidedReason};
 
 use crate::cover::legalize::{is_multicast_only, matchable, no_tags, without_group_bit};
-use crate::cover::{CoveredRule, common, everything};
+use crate::cover::{CoveredRule, MAX_PAIRS_OF_CUBES, common, everything};
 use crate::cube::{Cube, LAYERS, Slot};
 use crate::job::Job;
 use crate::mask_index::MaskIndex;
@@ -75,6 +75,14 @@ impl Exceptions {
     pub(crate) fn flow_cubes<'c>(&'c self, rules: &'c [CoveredRule], rule: RuleId) -> Option<&'c [Cube]> {
         let own = self.cubes.get(&rule).or_else(|| Some(&rules.get(rule.index())?.expansion.cubes));
         own.map(Vec::as_slice)
+    }
+
+    /// The cubes of the flows that a rule has on the device.
+    fn cubes_on_device<'c>(&'c self, rules: &'c [CoveredRule], index: usize) -> &'c [Cube] {
+        match rules[index].decides() || rules[index].copies() {
+            true => self.flow_cubes(rules, RuleId::of(index)).unwrap_or_default(),
+            false => &[],
+        }
     }
 
     /// Whether a rule that leaves packets to the kernel needs no flow for it.
@@ -150,28 +158,33 @@ pub(crate) fn subtract(
 /// priority. Where that would be wrong, the flow is widened to unicast and a worker decides. Returns whether
 /// a rule was widened.
 fn widen_multicast(job: &Job<'_>, rules: &mut [CoveredRule], exceptions: &Exceptions) -> bool {
-    let flows = |index: usize| match rules[index].decides() || rules[index].copies() {
-        true => exceptions.flow_cubes(rules, RuleId::of(index)).unwrap_or_default(),
-        false => &[],
+    let has_flows: Vec<bool> =
+        (0..rules.len()).map(|index| !exceptions.cubes_on_device(rules, index).is_empty()).collect();
+    let is_late = |index: &usize| {
+        rules[*index].decides() && exceptions.cubes_on_device(rules, *index).iter().any(is_multicast_only)
     };
-    let has_flows: Vec<bool> = (0..rules.len()).map(|index| !flows(index).is_empty()).collect();
-    let is_late = |index: &usize| rules[*index].decides() && flows(*index).iter().any(is_multicast_only);
     let mut late: BTreeSet<usize> = (0..rules.len()).filter(is_late).collect();
     // A rule that keeps wide flows for its packets overtakes by these, even if its own cubes do not overlap.
     let coarse: Vec<usize> = exceptions.coarse.iter().map(|rule| rule.index()).collect();
-    let meets_coarse = |index: &usize| {
-        let later = coarse.iter().filter(|other| *other > index);
-        let mut wide = later.flat_map(|other| flows(*other));
-        wide.any(|wide| flows(*index).iter().any(|cube| cube.overlaps(wide)))
+    let meets_coarse = |rules: &[CoveredRule], index: usize| {
+        let own = exceptions.cubes_on_device(rules, index);
+        let mut later = coarse
+            .iter()
+            .filter(|other| **other > index)
+            .map(|other| exceptions.cubes_on_device(rules, *other));
+        later.any(|wide| {
+            // As in `CoveredRule::meets`.
+            own.len().saturating_mul(wide.len()) > MAX_PAIRS_OF_CUBES
+                || own.iter().any(|cube| wide.iter().any(|wide| cube.overlaps(wide)))
+        })
     };
-    let below_coarse: BTreeSet<usize> = late.iter().copied().filter(meets_coarse).collect();
     let mut widened = Vec::new();
     for index in late.clone() {
         let is_overtaken = (0..rules.len()).any(|other| {
             let matters = (other > index && has_flows[other]) || late.contains(&other);
             other != index && matters && rules[other].meets(&rules[index])
         });
-        if job.policy.default != Action::Kernel || is_overtaken || below_coarse.contains(&index) {
+        if job.policy.default != Action::Kernel || is_overtaken || meets_coarse(rules, index) {
             late.remove(&index);
             widened.push(index);
             widen(&mut rules[index]);
