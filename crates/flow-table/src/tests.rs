@@ -152,6 +152,58 @@ fn a_device_may_have_one_copy_per_priority() {
     assert_eq!(flows(&mut table, &udp_to(53)), [2, 3, 4]);
 }
 
+/// One group of two flows at each priority, and one flow that is a group of its own.
+fn table_with_groups() -> FlowTable {
+    let groups = Some(PriorityTable { entries: 6, groups: 1, group_entries: 2 });
+    FlowTable::new(TableRules { groups, ..TableRules::default() })
+}
+
+fn copying(id: u32, dst_port: u16, target: u32) -> FlowRule {
+    FlowRule { dont_trap: true, ..rule(id, 0, dst_port, target) }
+}
+
+#[test]
+fn copies_fill_their_own_table() {
+    let mut table = table_with_groups();
+    let mut id = 0;
+    let full = (1..10).find(|port| {
+        id += 1;
+        table.insert(copying(id, *port, id)).is_err()
+    });
+    let full = full.expect("the table has few entries");
+    assert!(full > 2, "a group has two entries");
+    assert_eq!(table.insert(copying(20, 20, 20)), Err(FlowError::NoSpace));
+    table.insert(rule(21, 0, 20, 21)).expect("flows that trap have another table");
+    assert!(table.remove(FlowId(1)));
+    table.insert(copying(20, 20, 20)).expect("the entry is free again");
+}
+
+#[test]
+fn equal_copies_share_an_entry() {
+    let mut table = table_with_groups();
+    for id in 1..=9 {
+        table.insert(copying(id, 53, id)).expect("the entry is there");
+    }
+    let nothing = Verdict::NOTHING;
+    let groups = |table: &FlowTable| table.of_port(1).expect("the port").groups_passed(nothing);
+    assert_eq!(groups(&table), 1);
+    table.insert(copying(10, 54, 10)).expect("the second entry of the group");
+    assert_eq!(groups(&table), 1);
+}
+
+#[test]
+fn removed_copies_hand_their_entry_on() {
+    let mut table = table_with_groups();
+    for id in [1, 2] {
+        table.insert(copying(id, 53, id)).expect("the entry is there");
+    }
+    let groups = |table: &FlowTable| table.of_port(1).map_or(0, |port| port.groups_passed(Verdict::NOTHING));
+    assert!(table.remove(FlowId(1)));
+    assert_eq!((groups(&table), flows(&mut table, &udp_to(53))), (1, vec![2]));
+    assert!(table.remove(FlowId(2)));
+    assert_eq!(groups(&table), 0);
+}
+
 #[test]
 fn the_limits_keep_every_lookup_within_its_matches() {
     let mut table = FlowTable::default();
