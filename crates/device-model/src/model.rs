@@ -71,8 +71,8 @@ pub struct DeviceModel {
     /// Flows that match multicast only come after all others, whatever their priority.
     #[serde(default)]
     pub multicast_ignores_priority: bool,
-    /// The UDP destination port of RoCE v2, if the device has RoCE: where that is enabled, packets to this
-    /// port and the device's own addresses go to its RDMA transport before any flow.
+    /// The UDP destination port of RoCE v2, if the device has RoCE: where that is enabled, its RDMA transport
+    /// may take packets to this port and the device's own addresses before any flow.
     #[serde(default)]
     pub roce_port: Option<u16>,
     /// The matches and actions that the device refuses, at most one row per feature.
@@ -386,7 +386,7 @@ impl DeviceModel {
 
     /// Returns the limits on the software NIC, which imitates the device but holds no more flows, masks and
     /// copies than [`software`] allows. The size of its receive queues does not depend on the device that it
-    /// imitates.
+    /// imitates. It has no RDMA transport that takes packets.
     #[must_use]
     pub fn in_software(self) -> Self {
         Self {
@@ -395,6 +395,7 @@ impl DeviceModel {
             max_copies: least(self.max_copies, Some(software::MAX_COPIES)),
             flows_per_second: None,
             max_receives: Some(software::MAX_RECEIVES),
+            roce_port: None,
             ..self
         }
     }

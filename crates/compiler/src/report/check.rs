@@ -117,8 +117,9 @@ fn roce_packets(policy: &Policy, profile: &DeviceModel) -> Option<Diagnostic> {
         "where RoCE is enabled, `{}`{others} may not see UDP packets to port {port} and the own addresses of {}",
         first.name, profile.name,
     );
-    let hint = "the NIC takes them for its RDMA transport before any flow: turn RoCE off (`devlink dev param set \
-                pci/ADDRESS name enable_roce value false cmode driverinit`, then `devlink dev reload pci/ADDRESS`)";
+    let hint = "the NIC may take them for its RDMA transport before any flow: turn RoCE off (`devlink dev param set \
+                pci/ADDRESS name enable_roce value false cmode driverinit`, then `devlink dev reload pci/ADDRESS` \
+                with the daemon stopped: the reload takes the device away)";
     Some(first.name_place.warning(message, "this rule").hint(hint))
 }
 
