@@ -107,8 +107,8 @@ impl FlowGroups {
         })
     }
 
-    /// The groups that a received packet passes which this flow takes, or none. An upper bound for packets that
-    /// are copied as well: it counts all groups of a priority that copies.
+    /// The groups that a received packet passes which this flow takes, or none. An upper bound for packets
+    /// that are copied as well: it counts all groups of a priority that copies.
     #[must_use]
     pub fn passed(&self, flow: Option<usize>) -> u64 {
         flow.and_then(|flow| self.passed.get(flow).copied().flatten()).unwrap_or(self.groups)

@@ -163,8 +163,8 @@ impl Capacity {
         }
     }
 
-    /// How many runs a frame passes until it meets the match at this place, the last one that of the match. An
-    /// upper bound for frames that are copied as well: it counts all runs of a table of copies.
+    /// How many runs a frame passes until it meets the match at this place, the last one that of the match.
+    /// An upper bound for frames that are copied as well: it counts all runs of a table of copies.
     pub(super) fn passed(&self, Place { table, run }: Place) -> u64 {
         let earlier: u64 = self.tables.range(..table).map(|(_, table)| u64::from(table.groups())).sum();
         earlier + self.tables.get(&table).map_or(0, |table| u64::from(table.passed(run)))

@@ -16,9 +16,9 @@
 //!
 //! The time to install is also bounded (`most_split_flows`). As a price alone it would be outweighed by much
 //! traffic, but until a policy is installed the device decides by the one before, and how long that may take
-//! is no question of nanoseconds. The bound counts the flows before this choice; masks are merged after it, with
-//! a bound of their own. A flow that is not split costs its place, and in comparisons of whole programs the time
-//! to install it.
+//! is no question of nanoseconds. The bound counts the flows before this choice; masks are merged after it,
+//! with a bound of their own. A flow that is not split costs its place, and in comparisons of whole programs
+//! the time to install it.
 
 mod covers;
 mod graph;

@@ -83,7 +83,7 @@ pub(super) fn burst(
     plan.look_up(&flows, number, frames);
     if nic.group_pace.is_on() {
         let groups = plan.groups_passed(&flows, number, frames.len());
-        // Calls that change flows wait until nobody reads them. The verdicts may be out of date after the time.
+        // Calls that change flows wait until nobody reads them. Verdicts may be out of date after the time.
         drop(flows);
         nic.group_pace.pass(groups, clock::steady_ns(), &nic.stopping);
         flows = nic.flows.read();
