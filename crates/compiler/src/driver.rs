@@ -174,7 +174,8 @@ impl Job<'_> {
     }
 
     /// Compiles with lower demands until the program fits, in the order of [`Demands::relaxations`]. The
-    /// problems are those of all flows. If groups of flows cost packets time, all demands are compared.
+    /// problems are those of all flows. If groups of flows cost packets time, all demands are compared,
+    /// unless the policy does not allow a program to take more packets from the host.
     fn relaxed(&self, shared_of_flow: usize, known: &mut Known) -> Result<Program, Problems> {
         if !self.profile.can_steer() {
             return Err(Problem::NoSteering.into());
@@ -186,10 +187,11 @@ impl Job<'_> {
             notes.any(|note| matches!(note.why, UndecidedReason::Order { .. }))
         };
         let has_price = self.profile.ns_per_group.is_some_and(|ns| ns > 0);
-        let is_compared = has_price || self.profile.max_groups.is_some() && all.as_ref().is_ok_and(is_bound);
+        let has_few_ranks = self.profile.max_groups.is_some() && all.as_ref().is_ok_and(is_bound);
+        // Covers may take packets from the host that all flows, or narrower covers, leave to it.
+        let is_compared = (has_price || has_few_ranks) && self.may_take_from_host();
         let may_select = match &all {
-            // Covers may take packets from the host that all flows leave to it.
-            Ok(_) => is_compared && self.may_take_from_host(),
+            Ok(_) => is_compared,
             Err(problems) => problems.are_about_capacity(),
         };
         if !may_select || self.policy.groups.is_empty() {
@@ -210,7 +212,7 @@ impl Job<'_> {
 
     /// Whether workers may receive packets that the policy leaves to the kernel: they give them back, or the
     /// policy allows that they are lost, or it leaves none.
-    fn may_take_from_host(&self) -> bool {
+    pub(crate) fn may_take_from_host(&self) -> bool {
         let Policy { rules, sinks, default, allow_lost_exceptions, .. } = self.policy;
         let leaves_none =
             || *default != Action::Kernel && rules.iter().all(|rule| rule.action != Action::Kernel);

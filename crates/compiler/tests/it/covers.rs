@@ -6,6 +6,7 @@ use device_model::DeviceModel;
 use packet::build::FrameBuilder;
 use packet::{DeepKey, MacAddr};
 use policy::{NoFiles, Policy, Source};
+use program::{Class, Decide, Flow, Program, RuleId, Verdict};
 
 use crate::few_flows::mlx5_with;
 
@@ -35,6 +36,38 @@ fn hops_are_not_spared_with_the_host_s_packets() {
         program.flows.iter().any(|flow| flow.rule == program.default_rule())
     };
     assert!(has_covers(&allowed) && !has_covers(&strict));
+}
+
+/// Wide covers would take packets from the host that nobody gives back, only to spare groups.
+#[test]
+fn prices_widen_no_strict_covers() {
+    let rule = |number: u32| {
+        let (length, port) = (9 + number % 20, 1_000 + number);
+        format!(
+            "[[rules]]\nname = 'r{number}'\naction = 'drop'\n\
+             match = {{ protocol = 'udp', src = '10.0.0.0/{length}', dst_port = {port} }}\n"
+        )
+    };
+    let allowed = parsed(&(0..60).map(rule).collect::<String>());
+    let strict = Policy { allow_lost_exceptions: false, ..allowed.clone() };
+    let outside = FrameBuilder::new().ethernet(MacAddr([2, 0, 0, 0, 0, 1]), MacAddr([2, 0, 0, 0, 0, 9]));
+    let outside = outside.ipv4([192, 0, 2, 1].into(), [10, 0, 0, 1].into()).udp(9, 1_001).build();
+    let mut widened = Vec::new();
+    for room in
+        [(Some(8), Some(40)), (Some(24), Some(80)), (Some(64), Some(60)), (None, Some(40)), (None, Some(80))]
+    {
+        let program = |policy: &Policy, ns_per_group| {
+            let few = DeviceModel { ns_per_group, ..mlx5_with(room.0, room.1) };
+            compiler::compile(policy, &few, 2).expect("it compiles")
+        };
+        // Whether a worker receives a packet that the policy leaves to the host.
+        let takes = |program: &Program| program.explain_deep(&DeepKey::of(&outside)).flow.is_some();
+        let [cheap, dear, allowed] = [(&strict, None), (&strict, Some(500)), (&allowed, Some(500))]
+            .map(|(policy, ns)| program(policy, ns));
+        assert_eq!(dear, cheap, "{room:?}");
+        widened.push((room, takes(&cheap), takes(&allowed)));
+    }
+    assert!(widened.iter().any(|(_, narrow, wide)| !narrow && *wide), "{widened:?}");
 }
 
 /// A packet of the search for wrong decisions: TCP or UDP over IPv4.
@@ -139,18 +172,48 @@ impl SmallRule {
     }
 }
 
-/// Compiles so many random policies for devices with room for few flows or masks; returns how many programs
+/// The programs of a search that had covers, and what else these had.
+#[derive(Clone, Copy, Debug, Default)]
+struct CoveredPrograms {
+    all: usize,
+    /// A rule that leaves packets to the kernel, with flows, of which a worker compares packets of covers.
+    with_kernel_flows: usize,
+    /// A flow for multicast alone, which the device applies after the covers.
+    with_late_multicast: usize,
+}
+
+impl CoveredPrograms {
+    fn note(&mut self, program: &Program) {
+        let default = program.default_rule();
+        if !program.flows.iter().any(|flow| flow.rule == default) {
+            return;
+        }
+        let covers = program.classes.iter().flatten().filter(|class| class.rule == default);
+        let has_flows = |rule: RuleId| program.flows.iter().any(|flow| flow.rule == rule);
+        let compares_kernel = |class: &Class| match &class.decide {
+            Decide::Exact(_) => false,
+            Decide::Software(steps, _) => steps.iter().any(|step| {
+                step.outcome.verdict == Verdict::Kernel && step.rule != default && has_flows(step.rule)
+            }),
+        };
+        self.all += 1;
+        self.with_kernel_flows += usize::from(covers.into_iter().any(compares_kernel));
+        self.with_late_multicast += usize::from(program.flows.iter().any(Flow::is_multicast_only));
+    }
+}
+
+/// Compiles so many random policies for devices with room for few flows or masks; returns which programs
 /// had covers. Among the first thousands are policies where a worker has to compare packets of covers with a
 /// rule that has flows: one that leaves packets to the kernel, some of them without a flow, and one for
 /// multicast alone, whose flows the device applies after the covers.
-fn search_wrong_decisions(policies: usize, mut seed: u64) -> usize {
+fn search_wrong_decisions(policies: usize, mut seed: u64) -> CoveredPrograms {
     let mut next = |below: u32| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (seed >> 33) as u32 % below
     };
     let packets: Vec<(SmallPacket, DeepKey)> =
         SmallPacket::all().into_iter().map(|packet| (packet, DeepKey::of(&packet.frame()))).collect();
-    let mut covered = 0;
+    let mut covered = CoveredPrograms::default();
     for _ in 0..policies {
         let count = 3 + next(5) as usize;
         let mut rules: Vec<SmallRule> = (0..count).map(|_| SmallRule::random(&mut next)).collect();
@@ -165,7 +228,7 @@ fn search_wrong_decisions(policies: usize, mut seed: u64) -> usize {
         let flows = (masks.is_none() || next(2) == 0).then(|| 2 * (2 + next(16)));
         let profile = DeviceModel { priorities: 3 + next(14), ..mlx5_with(masks, flows) };
         let Ok(program) = Job::new(&policy, &profile, 2).weighted(Some(&weights)).compile() else { continue };
-        covered += usize::from(program.flows.iter().any(|flow| flow.rule == program.default_rule()));
+        covered.note(&program);
         for (packet, key) in &packets {
             let wanted = rules.iter().position(|rule| rule.holds(packet)).unwrap_or(rules.len());
             let found = program.explain_deep(key).outcome.rule.index();
@@ -178,13 +241,15 @@ fn search_wrong_decisions(policies: usize, mut seed: u64) -> usize {
 #[test]
 fn covers_decide_as_the_policy() {
     let covered = search_wrong_decisions(2_000, 1);
-    assert!(covered > 200, "{covered} programs with covers");
+    println!("{covered:?}");
+    assert!(covered.all > 200, "{covered:?}");
+    assert!(covered.with_kernel_flows > 0 && covered.with_late_multicast > 0, "{covered:?}");
 }
 
 #[test]
 #[ignore = "takes minutes: run with --release"]
 fn covers_decide_as_many_policies() {
-    println!("{} programs with covers", search_wrong_decisions(200_000, 2));
+    println!("{:?}", search_wrong_decisions(200_000, 2));
 }
 
 /// A rule that leaves packets to the kernel may keep flows that match more than its packets. They come before
@@ -204,12 +269,18 @@ fn wide_kernel_flows_do_not_hide_multicast() {
     );
     let address = SmallPacket::ADDRESSES[0];
     let packet = SmallPacket { is_multicast: true, src: address, dst: address, is_tcp: false, port: 22 };
+    let (mut compiled, mut keeps_wide) = (0, 0);
     for (masks, flows) in [(None, None), (Some(5), Some(24)), (Some(5), Some(16)), (None, Some(24))] {
         for priorities in [6, 16] {
             let device = DeviceModel { priorities, ..mlx5_with(masks, flows) };
             let Ok(program) = compiler::compile(&policy, &device, 2) else { continue };
             let found = program.explain_deep(&DeepKey::of(&packet.frame())).outcome.rule.index();
             assert_eq!(found, 0, "{masks:?} masks, {flows:?} flows, {priorities} priorities\n{program}");
+            compiled += 1;
+            // The precondition: a rule that leaves packets to the kernel has flows.
+            keeps_wide += usize::from(program.flows.iter().any(|flow| [1, 4].contains(&flow.rule.index())));
         }
     }
+    println!("{compiled} programs, {keeps_wide} with flows of kernel rules");
+    assert!(compiled == 8 && keeps_wide > 0, "{compiled} programs, {keeps_wide} with flows of kernel rules");
 }

@@ -3,7 +3,8 @@
 //!
 //! All packets of the kernel pass the groups of the covers, on devices that have groups. So narrow covers may
 //! take no more priorities than were kept free for covers, and where groups cost time, no more of it than a
-//! worker takes for a packet that it would receive by a wide one.
+//! worker takes for a packet that it would receive by a wide one. Time is no reason to widen covers of a
+//! policy whose host may miss no packets.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -102,7 +103,8 @@ fn has_groups(job: &Job<'_>, lowered: &Lowered, room: Room) -> bool {
         *ranks.entry(rank).or_default().entry(MaskKey::of(cover, reading)).or_default() += 1;
     }
     let masks: Vec<Vec<usize>> = ranks.values().map(|masks| masks.values().copied().collect()).collect();
-    CoverGroups::of(&masks, table).fit(ranks_within(lowered, room), job.profile.ns_per_group.unwrap_or(0))
+    let ns_per_group = job.profile.ns_per_group.filter(|_| job.may_take_from_host());
+    CoverGroups::of(&masks, table).fit(ranks_within(lowered, room), ns_per_group.unwrap_or(0))
 }
 
 /// The groups that a device makes of covers.
