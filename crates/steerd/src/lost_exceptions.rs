@@ -37,14 +37,14 @@ impl Lost {
 }
 
 fn refused(policy: &Policy, program: &Program, lost: &LostException) -> Diagnostic {
-    let TakenReason { later, reason, remedy } = taken_reason(program, lost.taken_by);
+    let taken_by = taken_reason(program, lost.taken_by);
     let message = format!(
-        "packets that `{}` leaves to the kernel are lost: flows of `{later}` take them, and a worker cannot give \
-         them back, for example {}",
+        "packets that `{}` leaves to the kernel are lost: {} take them, and a worker cannot give them back, for example {}",
         name(program, lost.rule),
+        taken_by.flows(),
         lost.witness.fields()
     );
-    let hint = format!("{reason}: {remedy} (`steerd check` shows more), or {REMEDIES}");
+    let hint = format!("{}: {} (`steerd check` shows more), or {REMEDIES}", taken_by.reason, taken_by.remedy);
     place(policy, lost.taken_by, lost.rule).error(message, "the host would not see these").hint(hint)
 }
 
@@ -77,10 +77,23 @@ pub(crate) struct TakenReason {
     /// The rule that takes packets like these: this one, a later one of which the device cannot exclude them,
     /// or the first one for which wide flows do it.
     pub(crate) later: String,
+    /// Whether these flows are wide ones for a rule without flows of its own.
+    is_covered: bool,
     /// The ability that the device lacks.
     pub(crate) reason: String,
     /// The change of the policy that is the remedy.
     remedy: String,
+}
+
+impl TakenReason {
+    /// The flows that take the packets.
+    pub(crate) fn flows(&self) -> String {
+        if self.is_covered {
+            format!("wide flows for `{}`", self.later)
+        } else {
+            format!("flows of `{}`", self.later)
+        }
+    }
 }
 
 /// The reason, from what the compiler noted about the rule.
@@ -94,20 +107,23 @@ pub(crate) fn taken_reason(program: &Program, rule: RuleId) -> TakenReason {
         let later = name(program, by).to_owned();
         let reason = format!("`{later}` {}", inseparable.words());
         let remedy = format!("narrow `{later}` until it does not match them");
-        return TakenReason { later, reason, remedy };
+        return TakenReason { later, is_covered: false, reason, remedy };
     }
-    if rule == program.default_rule()
-        && let Some(covered) = covered_reason(program)
-    {
-        return covered;
-    }
-    let later = name(program, rule).to_owned();
     let keys: Vec<String> =
         reasons.iter().map(|note| format!("{} ({})", note.key, note.why.words())).collect();
     let reason = format!("the device does not decide {}", keys.join(", "));
+    if rule == program.default_rule()
+        && let Some(covered) = covered_reason(program)
+    {
+        // The default's flows may match too much by themselves as well.
+        let is_own = reasons.iter().any(|note| !matches!(note.why, UndecidedReason::NoCapacity));
+        let notes = if is_own { format!(", and {reason}") } else { String::new() };
+        return TakenReason { reason: covered.reason + &notes, ..covered };
+    }
+    let later = name(program, rule).to_owned();
     let remedy =
         format!("leave these keys of `{later}` out, or steer or drop the other packets by a later rule");
-    TakenReason { later, reason, remedy }
+    TakenReason { later, is_covered: false, reason, remedy }
 }
 
 /// The reason where wide flows take packets for rules that the device has no room for.
@@ -125,6 +141,7 @@ fn covered_reason(program: &Program) -> Option<TakenReason> {
             "the device has too few flows or masks for `{later}`{more}, whose packets wide flows lead to a worker"
         ),
         later,
+        is_covered: true,
         remedy: "write fewer rules, or rules with the same keys and prefix lengths".to_owned(),
     })
 }
@@ -156,6 +173,7 @@ mod tests {
         assert_eq!(errors.len(), 1, "{errors:?}");
         let words = [
             "packets that `default` leaves to the kernel are lost",
+            "wide flows for `r",
             "too few flows or masks for `r",
             "lead to a worker: write fewer rules",
         ];

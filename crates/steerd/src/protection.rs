@@ -135,9 +135,11 @@ fn taken_on_device(
     missed: &Missed,
 ) -> Diagnostic {
     let (place, ..) = named(policy, policy.rules.get(missed.taken_by.index()));
-    let TakenReason { later, reason, .. } = taken_reason(program, missed.taken_by);
+    let taken_by = taken_reason(program, missed.taken_by);
+    let flows = taken_by.flows();
+    let TakenReason { later, reason, .. } = taken_by;
     let message = format!(
-        "packets that [protect] leaves to the host by {} miss it on this device: flows of `{later}` take them, and a worker \
+        "packets that [protect] leaves to the host by {} miss it on this device: {flows} take them, and a worker \
          cannot give them back, for example {}",
         listed_as(protected),
         missed.witness.fields()
