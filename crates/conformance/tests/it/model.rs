@@ -83,7 +83,8 @@ fn limits_of_a_file_are_those_of_the_soft_nic() {
 /// - `hash_field_exclusive` of ideal: the soft NIC hashes any fields together, and the model says otherwise
 ///   so that its programs are those of real devices;
 /// - the errno of `count` on mlx4: without counters there is no flow that could be refused;
-/// - `dependences`: found by trying, so they are either refusals or nothing.
+/// - `dependences`: found by trying, so they are either refusals or nothing;
+/// - `roce_port`: there is no trial of it, and software has none.
 #[test]
 fn what_is_found_on_the_soft_nic_is_what_it_imitates() {
     for personality in Personality::ALL {
@@ -92,6 +93,7 @@ fn what_is_found_on_the_soft_nic_is_what_it_imitates() {
         let is = |wanted: Personality| personality == wanted;
         let wanted = DeviceModel {
             max_receives: built_in.max_receives,
+            roce_port: built_in.roce_port,
             max_flows: found.max_flows,
             max_queues: found.max_queues,
             max_tables: found.max_tables,
