@@ -25,7 +25,7 @@ use program::{ForwardSink, SinkKind};
 use softnic::Drive;
 use steerd_benches::Rig;
 use steerd_benches::daemon::Provider;
-use steerd_benches::full_queue::{SleepyWorker, run_client};
+use steerd_benches::full_queue::{BackloggedWorker, run_client};
 use steerd_benches::rules::{RuleSet, generated};
 use steerd_benches::trace::Trace;
 
@@ -41,7 +41,7 @@ const FRAME_BYTES: u32 = 64;
 /// The line with the number of packets begins with it.
 const TAKEN: &str = "packets taken:";
 /// Until an engine that valgrind runs has filled a queue.
-const NAP: Duration = Duration::from_millis(100);
+const FILL_TIME: Duration = Duration::from_millis(100);
 /// Until it has delivered all packets.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -70,10 +70,10 @@ const PATHS: [HotPath; 6] = [
 /// With this argument, those of [`MLX5_PATHS`].
 const MLX5: &str = "mlx5";
 const MLX5_PATHS: [HotPath; 4] = [
-    HotPath::new("worker, mlx5", 0, 1000, "run_sleepy_worker").on(Provider::Mlx5),
-    HotPath::new("worker, mlx5, direct", 0, 1000, "run_sleepy_worker").on(Provider::Mlx5Direct),
-    HotPath::forwarding("worker, mlx5, sink forward", "run_sleepy_worker").on(Provider::Mlx5),
-    HotPath::forwarding("worker, mlx5, direct, sink forward", "run_sleepy_worker").on(Provider::Mlx5Direct),
+    HotPath::new("worker, mlx5", 0, 1000, "run_backlogged_worker").on(Provider::Mlx5),
+    HotPath::new("worker, mlx5, direct", 0, 1000, "run_backlogged_worker").on(Provider::Mlx5Direct),
+    HotPath::forwarding("worker, mlx5, sink forward", "run_backlogged_worker").on(Provider::Mlx5),
+    HotPath::forwarding("worker, mlx5, direct, sink forward", "run_backlogged_worker").on(Provider::Mlx5Direct),
 ];
 
 impl HotPath {
@@ -181,7 +181,7 @@ fn budget(text: &str, name: &str) -> Option<u64> {
 /// `folder`.
 fn run(path: &HotPath, folder: &Path) {
     if path.provider != Provider::SoftNic {
-        run_naps(path);
+        run_backlogs(path);
         return;
     }
     println!("{TAKEN} {PACKETS}");
@@ -205,28 +205,28 @@ fn run(path: &HotPath, folder: &Path) {
 }
 
 /// A worker whose device works on its own: it takes what has arrived while it slept.
-fn run_naps(path: &HotPath) {
-    let mut worker = SleepyWorker::on(path.provider, FRAME_BYTES, 0, NAP);
+fn run_backlogs(path: &HotPath) {
+    let mut worker = BackloggedWorker::on(path.provider, FRAME_BYTES, 0, FILL_TIME);
     if path.forwards {
         worker = worker.forwarding();
     }
-    let taken = |worker: &mut SleepyWorker, most: usize, run: fn(&mut SleepyWorker) -> usize| {
+    let taken = |worker: &mut BackloggedWorker, most: usize, run: fn(&mut BackloggedWorker) -> usize| {
         let (mut taken, begun) = (0, Instant::now());
         while taken < most {
             assert!(begun.elapsed() < PATIENCE, "{taken} of {most} packets");
-            worker.sleep();
+            worker.wait();
             taken += run(worker);
         }
         taken
     };
-    taken(&mut worker, WARM_UP, SleepyWorker::drain);
-    println!("{TAKEN} {}", taken(&mut worker, PACKETS, run_sleepy_worker));
+    taken(&mut worker, WARM_UP, BackloggedWorker::drain);
+    println!("{TAKEN} {}", taken(&mut worker, PACKETS, run_backlogged_worker));
     assert_eq!(worker.dropped(), 0, "all packets were sent");
 }
 
-/// Counted.
+/// Counted as well.
 #[inline(never)]
-fn run_sleepy_worker(worker: &mut SleepyWorker) -> usize {
+fn run_backlogged_worker(worker: &mut BackloggedWorker) -> usize {
     worker.drain()
 }
 

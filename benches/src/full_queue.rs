@@ -24,27 +24,27 @@ const SENDS: usize = 256;
 const FULL: usize = 1024;
 
 /// The fields are declared in the order in which they must be dropped.
-pub struct SleepyWorker {
+pub struct BackloggedWorker {
     sink: Option<Opened>,
     plane: Dataplane,
     /// The device, if it is one of this process.
     _nic: Option<SoftNic>,
     /// Until the device has filled the queue.
-    nap: Duration,
+    fill_time: Duration,
 }
 
-impl SleepyWorker {
+impl BackloggedWorker {
     /// A worker with one rule, on a device of this process whose engine runs on `core`, or on the one that
     /// [`Provider::launcher`] has given to it.
     ///
     /// # Panics
     /// If it cannot be made.
     #[must_use]
-    pub fn on(provider: Provider, frame_bytes: u32, core: usize, nap: Duration) -> Self {
+    pub fn on(provider: Provider, frame_bytes: u32, core: usize, fill_time: Duration) -> Self {
         let receive = match provider {
             Provider::SoftNic => {
                 let Rig { plane, nic } = Rig::new(frame_bytes, 1, Drive::Thread { core: Some(core) }, None);
-                return Self { sink: None, plane, _nic: Some(nic), nap };
+                return Self { sink: None, plane, _nic: Some(nic), fill_time };
             }
             Provider::Mlx5 => ReceiveKind::Verbs,
             Provider::Mlx5Direct => ReceiveKind::Direct,
@@ -52,7 +52,7 @@ impl SleepyWorker {
         let device = Device::open(&DeviceSelector::named(provider.device()), None).expect("it opens");
         let mut plane = Dataplane::on(device, 1, None, receive);
         plane.install_one_rule();
-        Self { sink: None, plane, _nic: None, nap }
+        Self { sink: None, plane, _nic: None, fill_time }
     }
 
     /// Sends all packets again, with their MAC addresses swapped.
@@ -71,15 +71,15 @@ impl SleepyWorker {
     /// # Errors
     /// The device did not fill the queue.
     pub fn packet_ns(&mut self, time: Duration) -> Result<f64, String> {
-        let (begun, mut busy, mut packets, mut naps) = (Instant::now(), Duration::ZERO, 0, 0);
+        let (begun, mut busy, mut packets, mut fills) = (Instant::now(), Duration::ZERO, 0, 0);
         while begun.elapsed() < time {
-            self.sleep();
+            self.wait();
             let start = Instant::now();
             packets += self.drain();
             busy += start.elapsed();
-            naps += 1;
+            fills += 1;
         }
-        let each = packets / naps.max(1);
+        let each = packets / fills.max(1);
         match each >= self.goal().min(FULL) {
             true => Ok(busy.as_nanos() as f64 / packets as f64),
             false => Err(format!("the queue was not full: {each} packets")),
@@ -87,8 +87,8 @@ impl SleepyWorker {
     }
 
     /// Lets the device fill the queue.
-    pub fn sleep(&self) {
-        std::thread::sleep(self.nap);
+    pub fn wait(&self) {
+        std::thread::sleep(self.fill_time);
     }
 
     /// Takes what has arrived; returns the number of packets.

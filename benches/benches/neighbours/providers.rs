@@ -7,7 +7,7 @@
 //! core.
 //!
 //! Twice: with a full queue, which is what limits the worker's rate, by a process of this program for each
-//! round ([`SleepyWorker`]); and a daemon that keeps up, by its worker's own times. There, batches are small
+//! round ([`BackloggedWorker`]); and a daemon that keeps up, by its worker's own times. There, batches are small
 //! where the model is slower than the worker, each completion is fetched from the other core as soon as it is
 //! written, and a packet costs more than it would at the worker's full rate.
 
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use steerd_benches::comparison::{Case, Ratio};
 use steerd_benches::daemon::{Daemon, DaemonOptions, Provider};
-use steerd_benches::full_queue::{SleepyWorker, run_client};
+use steerd_benches::full_queue::{BackloggedWorker, run_client};
 use steerd_benches::table::Row;
 
 use super::inputs::{Inputs, Traffic, looped, one_rule};
@@ -33,7 +33,7 @@ const TRAFFIC: Traffic = Traffic::Flows(1000);
 const MILLISECONDS: u64 = 500;
 const WARM_UP: Duration = Duration::from_millis(150);
 /// The device needs less than a quarter of a microsecond for a packet.
-const NAP: Duration = Duration::from_millis(2);
+const FILL_TIME: Duration = Duration::from_millis(2);
 /// The longest frame that can be sent has 1514 bytes.
 const FULL_QUEUE_SIZES: [u32; 2] = [64, 1514];
 
@@ -98,7 +98,7 @@ fn full_queue<'i>(inputs: &'i Inputs, row: Row, provider: Provider, work: Work) 
 pub(crate) fn run_full_queue(words: &[&str]) {
     pin(OTHER_CORE);
     let [index, bytes, milliseconds] = [0, 1, 2].map(|nth| words[nth].parse::<u32>().expect("a number"));
-    let mut worker = SleepyWorker::on(PROVIDERS[index as usize].0, bytes, CORE, NAP);
+    let mut worker = BackloggedWorker::on(PROVIDERS[index as usize].0, bytes, CORE, FILL_TIME);
     if words[3] == "true" {
         worker = worker.forwarding();
     }
