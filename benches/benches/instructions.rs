@@ -73,7 +73,8 @@ const MLX5_PATHS: [HotPath; 4] = [
     HotPath::new("worker, mlx5", 0, 1000, "run_backlogged_worker").on(Provider::Mlx5),
     HotPath::new("worker, mlx5, direct", 0, 1000, "run_backlogged_worker").on(Provider::Mlx5Direct),
     HotPath::forwarding("worker, mlx5, sink forward", "run_backlogged_worker").on(Provider::Mlx5),
-    HotPath::forwarding("worker, mlx5, direct, sink forward", "run_backlogged_worker").on(Provider::Mlx5Direct),
+    HotPath::forwarding("worker, mlx5, direct, sink forward", "run_backlogged_worker")
+        .on(Provider::Mlx5Direct),
 ];
 
 impl HotPath {

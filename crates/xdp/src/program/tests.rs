@@ -434,7 +434,15 @@ fn taking_turns(
     let done = AtomicBool::new(false);
     let [one, other] = claims;
     table.add(&one.0, 0, one.1.clone()).unwrap();
-    std::thread::scope(|scope| {
+    // Each claim has met the frame at least once, however the threads are scheduled.
+    program.try_frame(frame, 1).unwrap();
+    for (comes, goes) in [(other, one), (one, other)] {
+        table.add(&comes.0, 0, comes.1.clone()).unwrap();
+        assert!(table.remove(&goes.0, 0, &goes.1));
+        program.try_frame(frame, 1).unwrap();
+    }
+    let alone = 3;
+    let beside_changes = std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
             let mut runs = 0u64;
             while !done.load(Ordering::Acquire) {
@@ -451,7 +459,8 @@ fn taking_turns(
         }
         done.store(true, Ordering::Release);
         reader.join().unwrap()
-    })
+    });
+    alone + beside_changes
 }
 
 /// A claim that redirects and one that drops are in different trees.
