@@ -7,9 +7,9 @@
 //! core.
 //!
 //! Twice: with a full queue, which is what limits the worker's rate, by a process of this program for each
-//! round ([`BackloggedWorker`]); and a daemon that keeps up, by its worker's own times. There, batches are small
-//! where the model is slower than the worker, each completion is fetched from the other core as soon as it is
-//! written, and a packet costs more than it would at the worker's full rate.
+//! round ([`BackloggedWorker`]); and a daemon that keeps up, by its worker's own times. There, batches are
+//! small where the model is slower than the worker, each completion is fetched from the other core as soon
+//! as it is written, and a packet costs more than it would at the worker's full rate.
 
 use std::time::Duration;
 
