@@ -66,8 +66,8 @@ impl Provider {
         }
     }
 
-    /// What comes before the command of a process with the device: none if the process has its own. A model
-    /// of an mlx5 gets its packets from `wire`, and works on a core.
+    /// The words before the command of a process with the device: none if the process has its own. A model of
+    /// an mlx5 gets its packets from `wire`, and works on a core.
     ///
     /// # Errors
     /// The program that starts it is not built.

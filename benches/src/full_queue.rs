@@ -20,7 +20,7 @@ use crate::{Dataplane, Rig, rig};
 const FRAMES: usize = 4096;
 /// Packets that are sent in one go: no more than may be in flight, with those of the last step.
 const SENDS: usize = 256;
-/// What a full queue has at least: the worker's batch, many times.
+/// The least packets in a full queue: the worker's batch, many times.
 const FULL: usize = 1024;
 
 /// The fields are declared in the order in which they must be dropped.

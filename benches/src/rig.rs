@@ -29,7 +29,7 @@ pub struct Parts {
 
 /// The fields are declared in the order in which they must be dropped.
 pub struct Rig {
-    /// What uses the soft NIC.
+    /// The controller and the workers that use the soft NIC.
     pub plane: Dataplane,
     /// The device.
     pub nic: SoftNic,

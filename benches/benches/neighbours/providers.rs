@@ -37,7 +37,7 @@ const FILL_TIME: Duration = Duration::from_millis(2);
 /// The longest frame that can be sent has 1514 bytes.
 const FULL_QUEUE_SIZES: [u32; 2] = [64, 1514];
 
-/// What the worker does.
+/// The work of the worker, which is measured.
 #[derive(Clone, Copy)]
 enum Work {
     FullQueue,

@@ -17,9 +17,8 @@ fn parsed(rules: &str) -> Policy {
     policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy").0
 }
 
-/// Covers would take packets from the host that nobody gives back, only to spare hops.
-#[test]
-fn hops_are_not_spared_with_the_host_s_packets() {
+/// Rules that drop the packets of nested networks to a port each, in many masks.
+fn nested_drops() -> Policy {
     let rule = |number: u32| {
         let (length, port) = (9 + number % 20, 1_000 + number);
         format!(
@@ -27,8 +26,13 @@ fn hops_are_not_spared_with_the_host_s_packets() {
              match = {{ protocol = 'udp', src = '10.0.0.0/{length}', dst_port = {port} }}\n"
         )
     };
-    let rules: String = (0..60).map(rule).collect();
-    let allowed = parsed(&rules);
+    parsed(&(0..60).map(rule).collect::<String>())
+}
+
+/// Covers would take packets from the host that nobody gives back, only to spare hops.
+#[test]
+fn hops_are_not_spared_with_the_host_s_packets() {
+    let allowed = nested_drops();
     let strict = Policy { allow_lost_exceptions: false, ..allowed.clone() };
     let dear = DeviceModel { ns_per_group: Some(500), ..DeviceModel::mlx5() };
     let has_covers = |policy: &Policy| {
@@ -41,14 +45,7 @@ fn hops_are_not_spared_with_the_host_s_packets() {
 /// Wide covers would take packets from the host that nobody gives back, only to spare groups.
 #[test]
 fn prices_widen_no_strict_covers() {
-    let rule = |number: u32| {
-        let (length, port) = (9 + number % 20, 1_000 + number);
-        format!(
-            "[[rules]]\nname = 'r{number}'\naction = 'drop'\n\
-             match = {{ protocol = 'udp', src = '10.0.0.0/{length}', dst_port = {port} }}\n"
-        )
-    };
-    let allowed = parsed(&(0..60).map(rule).collect::<String>());
+    let allowed = nested_drops();
     let strict = Policy { allow_lost_exceptions: false, ..allowed.clone() };
     let outside = FrameBuilder::new().ethernet(MacAddr([2, 0, 0, 0, 0, 1]), MacAddr([2, 0, 0, 0, 0, 9]));
     let outside = outside.ipv4([192, 0, 2, 1].into(), [10, 0, 0, 1].into()).udp(9, 1_001).build();
