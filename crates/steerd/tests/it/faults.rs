@@ -119,19 +119,25 @@ fn a_link_that_comes_back_is_ready_again() {
     }
 }
 
+/// The output and the log of a daemon that ends because it has lost its device.
+fn end_without_device(daemon: Daemon, provider: ProviderUse) -> (String, String) {
+    let begun = Instant::now();
+    let (status, text, log) = daemon.end();
+    assert_eq!(status.code(), Some(7), "{provider}: {log}");
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert!(
+        !log.contains("did not end in time") && !log.contains("accounting mismatch"),
+        "{provider}: {log}"
+    );
+    (text, log)
+}
+
 #[test]
 fn a_device_that_fails_ends_the_daemon_soon() {
     for provider in providers() {
         let mut daemon = Daemon::start_command(&mut demonstration(provider, "device@50000"));
         daemon.wait_for("has failed for good", 1);
-        let begun = Instant::now();
-        let (status, text, log) = daemon.end();
-        assert_eq!(status.code(), Some(7), "{provider}: {log}");
-        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
-        assert!(
-            !log.contains("did not end in time") && !log.contains("accounting mismatch"),
-            "{provider}: {log}"
-        );
+        let (text, log) = end_without_device(daemon, provider);
         assert!(log.matches("it is leaked").count() < 10, "{provider}: {log}");
         assert_eq!(summary(&text)["device"]["condition"], "failed", "{provider}: {text}");
     }
@@ -143,17 +149,10 @@ fn a_silently_removed_device_is_gone() {
     for provider in providers() {
         let mut daemon = Daemon::start_command(&mut demonstration(provider, "removal@50000"));
         daemon.wait_for("is gone: it was removed", 1);
-        let begun = Instant::now();
-        let (status, text, log) = daemon.end();
-        assert_eq!(status.code(), Some(7), "{provider}: {log}");
-        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+        let (text, log) = end_without_device(daemon, provider);
         for part in ["a new start succeeds once it is back", "journalctl -k"] {
             assert!(log.contains(part), "{provider}: no {part:?} in {log}");
         }
-        assert!(
-            !log.contains("did not end in time") && !log.contains("accounting mismatch"),
-            "{provider}: {log}"
-        );
         let summary = summary(&text);
         assert_eq!(summary["device"]["condition"], "gone", "{provider}: {text}");
         assert_eq!(
