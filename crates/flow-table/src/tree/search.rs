@@ -1,12 +1,13 @@
 //! The search: from the root of each tree to a leaf, and the rules of that leaf together.
 //!
 //! A step of the descent has no branch that depends on the frame, and every frame takes the same number of
-//! steps: what the search costs is loads that the processor can overlap, for a burst those of all its frames
-//! in all trees. Of the leaves that a burst reaches, the blocks whose first rule could win are listed tree by
-//! tree, again without a branch, and then compared one after the other ([`Machine::matching`]). How many they
-//! are is not predictable, and all that follows waits for it: so every descent is done before, and long
-//! bursts cost less than short ones. The trees whose rules ask for most come first: as a rule what they find
-//! wins, and the other trees' leaves are not even fetched.
+//! steps. So the cost of a search is memory loads, and the processor overlaps those of all frames of a burst
+//! in all trees. For each tree, `list` finds the leaves whose first rule could win, without a branch, and
+//! lists their blocks, which are then compared one after the other ([`Machine::matching`]). The number of
+//! listed blocks is unpredictable, and the comparisons wait for it. Therefore all descents come first, and
+//! long bursts cost less for each frame than short ones. Trees of rules that compare most fields come first,
+//! as `Family::trees` orders them: a rule found there usually wins, and the leaves of the other trees are not
+//! fetched.
 
 use std::hint::select_unpredictable;
 use std::mem::MaybeUninit;
@@ -23,19 +24,19 @@ use super::machine::{V3, V4};
 use super::pool::{LANES, MAX_BLOCKS, Run};
 use super::view::{WORDS, Words};
 
-/// Frames of one burst.
+/// The most frames of a burst.
 pub(in super::super) const BURST: usize = 64;
-/// Trees of one family.
+/// The most trees of a family.
 pub(super) const TREES: usize = 4;
 
-/// Frames whose steps are written out one after the other.
-const GROUP: usize = 4;
-const _: () = assert!(BURST.is_multiple_of(GROUP), "a burst is made of groups");
+/// Frames that take each step of the descent together: the compiler unrolls the loop over them.
+const STEPPED_TOGETHER: usize = 4;
+const _: () = assert!(BURST.is_multiple_of(STEPPED_TOGETHER), "a burst is divided without a remainder");
 
 /// The most blocks that are compared in one tree.
 const MAX_CANDIDATES: usize = BURST * MAX_BLOCKS;
 
-/// In cache lines of their own.
+/// A value that begins on a cache line.
 #[repr(align(64))]
 struct Aligned<T>(T);
 
@@ -46,7 +47,7 @@ pub(in super::super) struct Winners {
 }
 
 impl Winners {
-    /// No rules: the precedence that loses to all.
+    /// The state before the search: no rule was found for any frame.
     pub(in super::super) const NONE: Self =
         Self { precedences: [u64::MAX; BURST], groups: [Verdict::NO_GROUP; BURST] };
 
@@ -63,11 +64,11 @@ impl Winners {
     }
 }
 
-/// The words that the frames of a burst are cut down to. Only as many are written as are read: the rest is
-/// kilobytes.
+/// The words that the frames of a burst are cut down to. Only those that are read are initialized, which
+/// saves writing kilobytes.
 type WordsOfBurst = [MaybeUninit<Words>; BURST];
 
-/// Blocks that a burst may be compared with; the first ones are written.
+/// The blocks that a burst may be compared with. Only as many are initialized as [`list`] returned.
 type Candidates = [MaybeUninit<Candidate>; MAX_CANDIDATES];
 
 /// A block that may have the rule of a frame.
@@ -75,6 +76,7 @@ type Candidates = [MaybeUninit<Candidate>; MAX_CANDIDATES];
 struct Candidate {
     /// The place of the frame among those that are looked up.
     frame: u32,
+    /// The index of the block in the pool.
     block: u32,
 }
 
@@ -109,7 +111,7 @@ fn burst_v4(family: &Family, images: &[MatchKey], winners: &mut Winners) {
 }
 
 impl Family {
-    /// The rule in the trees of this family that decides over an image, unless `winner` comes before it.
+    /// The better one of `winner` and the first rule of this family's trees that matches the image.
     #[inline]
     pub(super) fn search_one(
         &self,
@@ -123,13 +125,14 @@ impl Family {
             // for.
             #[cfg(target_arch = "x86_64")]
             Kind::V3 => unsafe { one_v3(self, image, winner) },
-            // SAFETY: as above.
+            // SAFETY: a `Processor` of this kind is made only where the processor has what the function asks
+            // for.
             #[cfg(target_arch = "x86_64")]
             Kind::V4 => unsafe { one_v4(self, image, winner) },
         }
     }
 
-    /// Searches for up to [`BURST`] images.
+    /// Replaces each winner of the first [`BURST`] images by the rule of this family that comes before it.
     #[inline]
     pub(super) fn search_burst(&self, processor: Processor, images: &[MatchKey], winners: &mut Winners) {
         match processor.0 {
@@ -145,35 +148,36 @@ impl Family {
     }
 }
 
-/// The nodes that frames have come to after one step more.
+/// Replaces each node by the child that the words of its frame select.
 ///
 /// # Safety
-/// The nodes are roots of trees of this family, or what earlier steps from such led to.
+/// The nodes are roots of trees of this family, or nodes that earlier steps from such roots led to.
 #[inline(always)]
 unsafe fn step<M: Machine>(family: &Family, nodes: &mut [u32], words: &[Words]) {
-    for (at, words) in nodes.iter_mut().zip(words) {
+    for (node, words) in nodes.iter_mut().zip(words) {
         // SAFETY: by the contract of this function, which is that of `child`.
-        *at = unsafe { family.pool.child(*at, words, M::extract) };
+        *node = unsafe { family.pool.child(*node, words, M::extract) };
     }
 }
 
 #[inline(always)]
 fn one<M: Machine>(family: &Family, image: &MatchKey, winner: Option<Ranked>) -> Option<Ranked> {
     let words = M::cut(&family.view, image);
-    let mut leaves = [0u32; TREES];
-    for (leaf, tree) in leaves.iter_mut().zip(&family.trees) {
-        *leaf = tree.root;
+    let mut nodes = [0u32; TREES];
+    for (node, tree) in nodes.iter_mut().zip(&family.trees) {
+        *node = tree.root;
     }
-    let leaves = &mut leaves[..family.trees.len().min(TREES)];
+    let nodes = &mut nodes[..family.trees.len().min(TREES)];
     for _ in 0..family.depth {
-        for leaf in leaves.iter_mut() {
-            // SAFETY: the first step is from a root.
-            unsafe { step::<M>(family, std::slice::from_mut(leaf), &[words]) };
+        for node in nodes.iter_mut() {
+            // SAFETY: the first step is from a root, each later one from the node that the step before led
+            // to.
+            unsafe { step::<M>(family, std::slice::from_mut(node), &[words]) };
         }
     }
     let stride = family.pool.stride();
     let (mut best, mut found) = winner.map_or((u64::MAX, u64::MAX), Ranked::to_words);
-    for leaf in leaves.iter() {
+    for leaf in nodes.iter() {
         let run = family.pool.nodes[*leaf as usize].run();
         for block in run.first as usize..(run.first + run.blocks) as usize {
             if family.pool.bests[block] >= best {
@@ -199,27 +203,28 @@ fn burst<M: Machine, const K: usize>(family: &Family, images: &[MatchKey], winne
     for (words, image) in words.iter_mut().zip(&images[..count]) {
         words.write(M::cut(&family.view, image));
     }
-    // Frames beyond the last take the steps too: so there is no remainder to be counted.
-    let stepping = count.next_multiple_of(GROUP);
+    // Zeroed frames fill the last group, so that the loop over groups has no remainder.
+    let stepping = count.next_multiple_of(STEPPED_TOGETHER);
     for words in &mut words[count..stepping] {
         words.write([0; WORDS]);
     }
     // SAFETY: `stepping` of them are written.
     let written: &[Words] = unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), stepping) };
-    let mut leaves_of_trees = [[0; BURST]; TREES];
-    for (tree, leaves) in family.trees.iter().zip(&mut leaves_of_trees) {
-        *leaves = [tree.root; BURST];
-        let (groups, _) = leaves.as_chunks_mut::<GROUP>();
-        let (words_of_groups, _) = written.as_chunks::<GROUP>();
+    let mut nodes_of_trees = [[0; BURST]; TREES];
+    for (tree, nodes) in family.trees.iter().zip(&mut nodes_of_trees) {
+        *nodes = [tree.root; BURST];
+        let (chunks, _) = nodes.as_chunks_mut::<STEPPED_TOGETHER>();
+        let (words_of_chunks, _) = written.as_chunks::<STEPPED_TOGETHER>();
         for _ in 0..tree.depth {
-            for (leaves, words) in groups.iter_mut().zip(words_of_groups) {
-                // SAFETY: the first step is from a root.
-                unsafe { step::<M>(family, leaves, words) };
+            for (nodes, words) in chunks.iter_mut().zip(words_of_chunks) {
+                // SAFETY: the first step is from a root, each later one from a node that the step before led
+                // to.
+                unsafe { step::<M>(family, nodes, words) };
             }
         }
     }
     let mut candidates: Candidates = [MaybeUninit::uninit(); MAX_CANDIDATES];
-    for leaves in &leaves_of_trees[..family.trees.len().min(TREES)] {
+    for leaves in &nodes_of_trees[..family.trees.len().min(TREES)] {
         // SAFETY: steps from a root led there.
         let listed = unsafe { list::<K>(family, &leaves[..count], winners, &mut candidates) };
         for candidate in &candidates[..listed] {
@@ -231,8 +236,8 @@ fn burst<M: Machine, const K: usize>(family: &Family, images: &[MatchKey], winne
     }
 }
 
-/// Lists the blocks of leaves that may have a rule which comes before what was found, and fetches the first
-/// of each leaf; returns how many these are, all of which are written.
+/// Lists the blocks of those leaves whose first rule comes before the winner of their frame, and prefetches
+/// the first block of each such leaf. Returns the number of candidates, all of which are initialized.
 ///
 /// # Safety
 /// Steps from a root led to the leaves.
@@ -244,19 +249,19 @@ unsafe fn list<const K: usize>(
     candidates: &mut Candidates,
 ) -> usize {
     let pool = &family.pool;
-    let mut winning = [(0, 0); BURST];
-    let mut listed = 0;
+    let mut contenders = [(0, 0); BURST];
+    let mut count = 0;
     for (frame, (leaf, limit)) in leaves.iter().zip(&winners.precedences).enumerate() {
         // SAFETY: by the contract of this function.
         let (_, best) = unsafe { pool.leaf(*leaf) };
-        winning[listed % BURST] = (frame as u32, *leaf);
-        listed += usize::from(best < *limit);
+        contenders[count % BURST] = (frame as u32, *leaf);
+        count += usize::from(best < *limit);
     }
-    let winning = &winning[..listed.min(BURST)];
+    let contenders = &contenders[..count.min(BURST)];
     let stride = if K == 0 { pool.stride() } else { K + 1 };
-    listed = 0;
-    for (frame, leaf) in winning {
-        // SAFETY: as above.
+    let mut listed = 0;
+    for (frame, leaf) in contenders {
+        // SAFETY: by the contract of this function: it is one of `leaves`.
         let (run, _) = unsafe { pool.leaf(*leaf) };
         // SAFETY: the run of a leaf of this pool.
         for column in unsafe { pool.block(run.first, stride) } {
@@ -275,7 +280,7 @@ unsafe fn list<const K: usize>(
     listed
 }
 
-/// Lists the rules of a run's blocks behind the second.
+/// Lists the blocks of a run after the second.
 #[cold]
 fn list_others(frame: u32, run: Run, mut listed: usize, candidates: &mut Candidates) -> usize {
     for block in run.first + 2..run.first + run.blocks {
@@ -307,7 +312,7 @@ unsafe fn compare<M: Machine, const K: usize>(
     let (precedence, group) = ranks.rank(matching.trailing_zeros() as usize % LANES);
     let (best, winner) = (&mut winners.precedences[frame], &mut winners.groups[frame]);
     let wins = (matching != 0) & (precedence < *best);
-    // A branch would be as little predictable as the frames are.
+    // A branch here would be mispredicted as often as the frames differ.
     *best = select_unpredictable(wins, precedence, *best);
     *winner = select_unpredictable(wins, group as u32, *winner);
 }
