@@ -1,10 +1,10 @@
-//! Hugepage arenas: the memory of packet frames, queues and completion rings.
+//! Memory arenas of the largest pages available, for packet frames and for the rings of drivers.
 //!
 //! A worker maps one [`Arena`] on its NUMA node and carves [`Block`]s from it, for packet frames and for the
-//! buffers that a parent domain's allocator gives to the driver. Arenas are mapped and carved at start-up,
-//! never on the packet path. They do not grow and do not change the system's hugepage settings: what the
-//! kernel refuses becomes a [`HugememWarning`] with the setting to change. [`prefetch_read`] and
-//! [`prefetch_write`] fetch lines of such memory into the cache before they are used.
+//! buffers that a driver asks for (`ibv_alloc_parent_domain(3)`). Arenas are never mapped or carved on the
+//! packet path, and do not grow. They change no setting of the system: if the kernel refuses a kind of page,
+//! a [`HugememWarning`] names the setting to change. [`prefetch_read`] and [`prefetch_write`] fetch cache
+//! lines of such memory before they are used.
 //!
 //! ```
 //! use hugemem::{Arena, ArenaOptions, PageKind};

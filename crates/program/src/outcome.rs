@@ -1,4 +1,5 @@
-//! The outcome of a packet, its verdict and the rule that decides it, and the steps by which workers find it.
+//! The verdict on a packet, the outcome (the verdict and the rule that decides), and the steps that workers
+//! compare to find it.
 
 use serde::Serialize;
 
@@ -6,18 +7,18 @@ use crate::ids::{GroupId, RuleId};
 use crate::predicate::Predicate;
 
 /// The verdict on one packet. It follows from the action of the rule that decides the packet, or from the
-/// policy's default.
+/// policy's default; only [`Verdict::Filtered`] follows from a copy rule that does not match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind", content = "group")]
 pub enum Verdict {
     /// Deliver it to a worker of the group.
     Deliver(GroupId),
-    /// Drop it; it is counted.
+    /// Drop it, and count it as dropped by its rule.
     Drop,
     /// Leave it to the host's network stack.
     Kernel,
-    /// Discard it: it is a copy of a packet that the copy rule does not match, made because the device
-    /// matches a superset of the rule. The packet itself has a verdict of its own.
+    /// Discard this copy. The device copies more packets than the copy rule matches, and this one does not
+    /// match. The packet itself has a verdict of its own.
     Filtered,
 }
 
@@ -30,7 +31,7 @@ pub struct Outcome {
     pub verdict: Verdict,
 }
 
-/// One step of a software class: a rule to compare the packet with.
+/// One step of a hybrid class: a rule to compare the packet with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
     /// The rule.
