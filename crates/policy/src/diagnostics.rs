@@ -1,6 +1,6 @@
 //! The problems of a policy, with their places and remedies. The parser and the compiler add to one list, so
-//! that an operator sees all problems at once. The list has three forms: plain `file:line:column` lines,
-//! miette reports with source excerpts, and JSON.
+//! that an operator sees all problems at once. The list has four forms: plain `file:line:column` lines,
+//! miette reports with source excerpts, the same reports as text without colours, and JSON.
 
 use std::fmt;
 use std::io;
@@ -25,7 +25,7 @@ pub enum Severity {
     Warning,
 }
 
-/// One problem.
+/// A problem of a policy, its place and its remedy.
 #[derive(Clone, Serialize)]
 pub struct Diagnostic {
     /// The severity of the problem.
@@ -42,8 +42,10 @@ pub struct Diagnostic {
     pub label: String,
     /// The remedy.
     pub hint: Option<String>,
+    /// Whether the system could not open or read a file.
     #[serde(skip)]
-    is_unreadable: bool,
+    is_of_unreadable_file: bool,
+    /// The marked bytes.
     #[serde(skip)]
     span: Range<usize>,
     #[serde(skip)]
@@ -79,7 +81,7 @@ impl Place {
         &self.source.name
     }
 
-    /// Whether it is in this text.
+    /// Whether this place is in `source`, the same object.
     pub(crate) fn is_in(&self, source: &Arc<Source>) -> bool {
         Arc::ptr_eq(&self.source, source)
     }
@@ -103,7 +105,7 @@ impl Place {
     }
 
     fn diagnostic(&self, severity: Severity, message: String, label: String) -> Diagnostic {
-        let message = printable(message);
+        let (message, label) = (printable(message), printable(label));
         let (line, column) = self.source.position(self.span.start);
         let text = &self.source.text;
         let source = NamedSource::new(self.source.name.clone(), Arc::clone(&self.source));
@@ -115,7 +117,7 @@ impl Place {
             column,
             label,
             hint: None,
-            is_unreadable: false,
+            is_of_unreadable_file: false,
             span: self.span.start.min(text.len())..self.span.end.min(text.len()),
             source: Arc::new(source),
         }
@@ -130,11 +132,11 @@ impl Diagnostic {
         self
     }
 
-    /// Notes that the system has refused to open or to read a file, unless the error is about what the file
-    /// is.
+    /// Marks the problem as one of a file that the system could not open or read, unless the error is about
+    /// the type, size or content of the file.
     #[must_use]
     pub(crate) fn caused_by(mut self, error: &io::Error) -> Self {
-        self.is_unreadable = !matches!(
+        self.is_of_unreadable_file = !matches!(
             error.kind(),
             io::ErrorKind::InvalidInput
                 | io::ErrorKind::InvalidData
@@ -145,7 +147,7 @@ impl Diagnostic {
     }
 }
 
-/// The text without control characters, which a terminal or a log would interpret if a message quoted them.
+/// Replaces control characters by U+FFFD, so that a quoted text cannot control a terminal.
 fn printable(text: String) -> String {
     match text.contains(char::is_control) {
         true => text.replace(char::is_control, "\u{fffd}"),
@@ -175,13 +177,13 @@ impl fmt::Debug for Diagnostic {
 
 impl std::error::Error for Diagnostic {}
 
-/// A problem for miette, which takes message, place and hint separately.
+/// An adapter to miette, which takes the message, the place and the hint separately.
 #[derive(Debug)]
 struct Excerpt(Diagnostic);
 
 impl Excerpt {
     /// Whether the text of its file may be shown.
-    fn has_text(&self) -> bool {
+    fn may_quote(&self) -> bool {
         self.0.source.inner().may_be_quoted()
     }
 }
@@ -189,8 +191,8 @@ impl Excerpt {
 impl fmt::Display for Excerpt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Diagnostic { file, line, column, message, .. } = &self.0;
-        // miette prints the place above an excerpt.
-        match self.has_text() {
+        // With an excerpt miette prints the place; without one the message contains it.
+        match self.may_quote() {
             true => f.write_str(message),
             false => write!(f, "{file}:{line}:{column}: {message}"),
         }
@@ -212,7 +214,7 @@ impl miette::Diagnostic for Excerpt {
     }
 
     fn source_code(&self) -> Option<&dyn SourceCode> {
-        self.has_text().then_some(&*self.0.source as &dyn SourceCode)
+        self.may_quote().then_some(&*self.0.source as &dyn SourceCode)
     }
 
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
@@ -238,23 +240,25 @@ impl SourceCode for Source {
 pub struct Diagnostics {
     /// At most [`MAX_DIAGNOSTICS`].
     pub list: Vec<Diagnostic>,
-    /// How many more there were.
+    /// The number of problems that are counted but not listed.
     pub omitted: usize,
     #[serde(skip)]
-    errors: usize,
+    error_count: usize,
+    #[serde(skip)]
+    is_unreadable: bool,
 }
 
 impl Diagnostics {
-    /// Whether a file could not be opened or read, because it is not there, or the system lacks something.
-    /// Then the policy may be right, and readable later.
+    /// Whether the system could not open or read a file. Then the policy may be valid, and readable later.
     #[must_use]
     pub fn is_unreadable(&self) -> bool {
-        self.list.iter().any(|diagnostic| diagnostic.is_unreadable)
+        self.is_unreadable
     }
 
-    /// Adds one, or counts it when there are too many. A warning makes room for an error.
+    /// Adds one. If the list is full, an error replaces the last warning; any other problem is only counted.
     pub fn push(&mut self, diagnostic: Diagnostic) {
         let severity = diagnostic.severity;
+        self.is_unreadable |= diagnostic.is_of_unreadable_file;
         self.push_with(severity, || diagnostic);
     }
 
@@ -262,13 +266,13 @@ impl Diagnostics {
     /// than finding that something is wrong.
     pub fn push_with(&mut self, severity: Severity, make: impl FnOnce() -> Diagnostic) {
         let is_error = severity == Severity::Error;
-        self.errors += usize::from(is_error);
+        self.error_count += usize::from(is_error);
         if self.list.len() >= MAX_DIAGNOSTICS {
             self.omitted += 1;
-            // Each error takes the place of one warning, so this looks through the list that often at most.
-            let has_warnings = self.errors - usize::from(is_error) < self.list.len() && is_error;
+            // The list is searched at most once for each warning in it.
+            let replaces_warning = is_error && self.error_count - 1 < self.list.len();
             let last = || self.list.iter().rposition(|other| other.severity == Severity::Warning);
-            let Some(warning) = has_warnings.then(last).flatten() else { return };
+            let Some(warning) = replaces_warning.then(last).flatten() else { return };
             self.list.remove(warning);
         }
         self.list.push(make());
@@ -277,12 +281,12 @@ impl Diagnostics {
     /// Whether there was an error.
     #[must_use]
     pub fn has_errors(&self) -> bool {
-        self.errors > 0
+        self.error_count > 0
     }
 
-    /// How many errors there were, listed or not.
+    /// The number of errors, listed or not.
     pub fn error_count(&self) -> usize {
-        self.errors
+        self.error_count
     }
 
     /// Whether there are no problems.
@@ -296,19 +300,19 @@ impl Diagnostics {
         self.list.sort_by(|a, b| (&a.file, a.line, a.column).cmp(&(&b.file, b.line, b.column)));
     }
 
-    /// Reports with source excerpts, labels and hints, for a terminal.
+    /// The listed problems as reports with source excerpts, labels and hints, for a terminal.
     #[must_use]
     pub fn report(&self) -> Vec<miette::Report> {
         self.list.iter().map(|diagnostic| miette::Report::new(Excerpt(diagnostic.clone()))).collect()
     }
 
-    /// The problems as text without colours, for a terminal of another process.
+    /// The problems as text without colours, for a client that prints them.
     #[must_use]
     pub fn excerpts(&self) -> String {
         let handler = GraphicalReportHandler::new_themed(GraphicalTheme::unicode_nocolor()).with_links(false);
         let mut text = String::new();
         for diagnostic in &self.list {
-            // Writing to a String does not fail; what a source refuses is left out.
+            // Writing to a String does not fail; a problem whose excerpt cannot be read is left out.
             let _ = handler.render_report(&mut text, &Excerpt(diagnostic.clone()));
         }
         if self.omitted > 0 {

@@ -69,8 +69,11 @@ impl Reader {
 
     /// Reports that a file cannot be read.
     pub(super) fn unreadable(&mut self, span: Range<usize>, message: &str, hint: &str, error: &io::Error) {
-        let message = format!("{message}: {error}");
-        self.report(span, |place| place.error(message, "named here").hint(hint).caused_by(error));
+        if !self.is_unresolved(&span) {
+            let message = format!("{message}: {error}");
+            let problem = self.place(span).error(message, "named here").hint(hint).caused_by(error);
+            self.diagnostics.push(problem);
+        }
     }
 
     /// Reports an error whose message, label and hint take long to find: they are made only if the error is

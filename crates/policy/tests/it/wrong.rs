@@ -151,3 +151,14 @@ fn unusual_values_get_a_warning() {
         assert_eq!(warnings(usual), "", "{usual}");
     }
 }
+
+#[test]
+fn an_unreadable_file_is_noted_beyond_the_listed_errors() {
+    let wrong: String = (0..150).map(|set| format!("a{set:03} = {{ kind = 1 }}\n")).collect();
+    let text = format!("version = 1\n[sets]\n{wrong}z = {{ file = 'no.txt' }}\n");
+    let folder = tempfile::tempdir().expect("a folder");
+    let parsed = policy::parse(&Source::new("p.toml", text), &Folder(folder.path().into()));
+    let errors = parsed.expect_err("it has errors");
+    assert!(errors.omitted > 0 && !errors.to_string().contains("no.txt"), "{errors}");
+    assert!(errors.is_unreadable());
+}
