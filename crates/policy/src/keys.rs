@@ -368,8 +368,10 @@ pub(crate) const RUNTIME: &[Key] = &[
     ),
 ];
 
+pub(crate) const STEER: Key = key("steer", Text, "Spread over the workers of this group.");
+
 pub(crate) const ACTION: &[Key] = &[
-    key("steer", Text, "Spread over the workers of this group."),
+    STEER,
     key("copy", Text, "Deliver a copy to this group; later rules apply to the packet."),
     key("sniff", Text, "Deliver copies of all packets of the port, in both directions, to this group."),
 ];

@@ -18,13 +18,10 @@ pub fn schema() -> Value {
     schema["$schema"] = json!("https://json-schema.org/draft/2020-12/schema");
     schema["title"] = json!("A steerd policy, version 1");
     schema["$defs"] = definitions();
-    schema["$defs"]["runtime"] = object(keys::RUNTIME);
-    schema["$defs"]["form"] = json!({ "type": "string" });
-    schema["$defs"]["rule_count"] = json!({ "type": "integer", "minimum": 0, "maximum": RUNTIME_RULES_MAX });
     schema
 }
 
-/// The shapes that keys refer to by name.
+/// The values that keys refer to by name ([`Values::Shape`], [`Values::TableOf`], [`Values::ListOf`]).
 fn definitions() -> Value {
     let scalar = json!({ "type": ["string", "integer"] });
     let stack_entry = json!({ "anyOf": [
@@ -40,14 +37,15 @@ fn definitions() -> Value {
             { "type": "string", "pattern": "^(steer|copy|sniff) .+$" },
             one_of(keys::ACTION),
         ] },
-        "default": { "anyOf": [{ "type": "string" }, one_of(&keys::ACTION[..1])] },
+        "default": { "anyOf": [{ "type": "string" }, one_of(&[keys::STEER])] },
         "file_name": { "type": "string" },
+        "form": { "type": "string" },
         "group": object(keys::GROUP),
         "hash": { "anyOf": [
             { "type": "string" },
             { "type": "array", "minItems": 1, "items": { "type": "string" } },
         ] },
-        "ids": { "type": "array", "items": { "type": "integer", "minimum": 0, "maximum": u32::MAX } },
+        "ids": or_variable(json!({ "type": "array", "items": integer(0, u32::MAX.into()) })),
         "inner_match": object_of(keys::inner_match(), 1),
         "match": object_of(keys::MATCH.iter(), 1),
         "mpls": { "anyOf": [stack_entry, { "type": "array", "minItems": 1, "items": stack_entry }] },
@@ -56,6 +54,8 @@ fn definitions() -> Value {
         "protect": object(keys::PROTECT),
         "protocols": { "anyOf": [scalar, { "type": "array", "items": scalar }] },
         "rule": object(keys::RULE),
+        "rule_count": integer(0, RUNTIME_RULES_MAX.into()),
+        "runtime": object(keys::RUNTIME),
         "set": { "anyOf": [
             { "type": "array", "minItems": 1, "items": scalar },
             { "type": "string", "pattern": VARIABLE },
@@ -76,36 +76,39 @@ fn definitions() -> Value {
         "values": { "anyOf": [scalar, { "type": "array", "minItems": 1, "items": scalar }] },
         "vlan_change": one_of(keys::VLAN_CHANGE),
         "variable": { "type": ["string", "integer", "boolean", "array"] },
-        "weight": { "type": "integer", "minimum": 0, "maximum": MAX_WEIGHT },
-        "queue": { "anyOf": [
-            { "type": "integer", "minimum": 0, "maximum": MAX_WORKER },
-            { "type": "string", "pattern": VARIABLE },
-        ] },
+        "weight": integer(0, MAX_WEIGHT.into()),
+        "queue": integer(0, MAX_WORKER.into()),
         "workers": { "anyOf": [
             { "const": "all" },
-            { "type": "string", "pattern": VARIABLE },
-            { "type": "integer", "minimum": 1, "maximum": MAX_WORKER + 1 },
-            { "type": "array", "minItems": 1, "items": { "anyOf": [
-                { "type": "integer", "minimum": 0, "maximum": MAX_WORKER },
-                { "type": "string", "pattern": VARIABLE },
-            ] } },
+            integer(1, u64::from(MAX_WORKER) + 1),
+            { "type": "array", "minItems": 1, "items": integer(0, MAX_WORKER.into()) },
         ] },
     })
 }
 
-/// A variable, which is allowed in place of any value.
+/// The string of a variable. The parser replaces it by any value; here it stands for numbers, booleans, words
+/// and lists, where other strings are errors.
 const VARIABLE: &str = "^\\$\\{[^}]+\\}$";
+
+fn or_variable(value: Value) -> Value {
+    json!({ "anyOf": vec![value, json!({ "type": "string", "pattern": VARIABLE })] })
+}
+
+/// An integer of this range, or a variable.
+fn integer(least: u64, most: u64) -> Value {
+    or_variable(json!({ "type": "integer", "minimum": least, "maximum": most }))
+}
 
 fn object(keys: &[Key]) -> Value {
     object_of(keys.iter(), 0)
 }
 
-/// A table of these keys and no others, with at least `least` of them.
-fn object_of<'k>(keys: impl Iterator<Item = &'k Key>, least: u64) -> Value {
+/// A table of these keys and no others, with at least `min_keys` of them.
+fn object_of<'k>(keys: impl Iterator<Item = &'k Key>, min_keys: u64) -> Value {
     let mut properties = Map::new();
     let mut required = Vec::new();
     for key in keys {
-        let mut value = shape(key.values);
+        let mut value = schema_of(key.values);
         value["description"] = json!(key.doc);
         properties.insert(key.name.to_owned(), value);
         if key.required {
@@ -116,8 +119,8 @@ fn object_of<'k>(keys: impl Iterator<Item = &'k Key>, least: u64) -> Value {
     if !required.is_empty() {
         object["required"] = json!(required);
     }
-    if least > 0 {
-        object["minProperties"] = json!(least);
+    if min_keys > 0 {
+        object["minProperties"] = json!(min_keys);
     }
     object
 }
@@ -140,10 +143,10 @@ fn reference(name: &str) -> Value {
     json!({ "$ref": format!("#/$defs/{name}") })
 }
 
-fn shape(values: Values) -> Value {
-    let or_variable = |value: Value| json!({ "anyOf": [value, { "type": "string", "pattern": VARIABLE }] });
+/// The values that a key takes.
+fn schema_of(values: Values) -> Value {
     match values {
-        Values::True => json!({ "const": true }),
+        Values::True => or_variable(json!({ "const": true })),
         Values::Boolean => or_variable(json!({ "type": "boolean" })),
         Values::Integer(least, most) => {
             or_variable(json!({ "type": "integer", "minimum": least, "maximum": most }))
@@ -151,14 +154,15 @@ fn shape(values: Values) -> Value {
         Values::Text => json!({ "type": "string" }),
         Values::Word(words) => or_variable(json!({ "enum": words })),
         Values::Words(words) => {
-            list(&[json!({ "enum": words }), json!({ "type": "string", "pattern": VARIABLE })])
+            one_or_list(&[json!({ "enum": words }), json!({ "type": "string", "pattern": VARIABLE })])
         }
-        Values::Numbers(most) => list(&[
+        Values::Numbers(most) => one_or_list(&[
             json!({ "type": "integer", "minimum": 0, "maximum": most }),
             json!({ "type": "string" }),
             reference("not"),
         ]),
-        Values::Strings => list(&[json!({ "type": "string" }), reference("not")]),
+        Values::Strings => one_or_list(&[json!({ "type": "string" }), reference("not")]),
+        // Around the reference, because a description is added beside it.
         Values::Shape(name) => json!({ "allOf": [reference(name)] }),
         Values::TableOf(name) => json!({ "type": "object", "additionalProperties": reference(name) }),
         Values::ListOf(name) => json!({ "type": "array", "items": reference(name) }),
@@ -166,7 +170,7 @@ fn shape(values: Values) -> Value {
 }
 
 /// One of these, or a list of them.
-fn list(items: &[Value]) -> Value {
+fn one_or_list(items: &[Value]) -> Value {
     let mut shapes = items.to_vec();
     shapes.push(json!({ "type": "array", "minItems": 1, "items": { "anyOf": items } }));
     json!({ "anyOf": shapes })

@@ -174,6 +174,17 @@ fn the_schema_accepts_what_the_parser_accepts() {
 }
 
 #[test]
+fn the_schema_accepts_variables() {
+    let text = "version = 1\n[variables]\ncount = 1\nusers = [1000]\nyes = true\n\
+        [groups.g]\nworkers = [0]\nweights = { 0 = '${count}' }\n\
+        [groups.h]\nworkers = ['${count}']\n\
+        [sinks.s]\nkind = 'app'\nsocket = '/run/x.sock'\nuids = '${users}'\n\
+        [[rules]]\nname = 'x'\nmatch = { any = '${yes}' }\naction = 'drop'\n";
+    assert_eq!(violations(&policy::schema(), &json_of(text)), [""; 0]);
+    parse(text).expect("the parser accepts it, too");
+}
+
+#[test]
 fn the_parser_refuses_what_the_schema_refuses() {
     let schema = policy::schema();
     for text in [
