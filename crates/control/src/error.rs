@@ -19,7 +19,7 @@ pub struct DeviceRefusal {
 
 impl DeviceRefusal {
     /// The errno and the remedy alone, for errors that name the rule and the specs of a flow themselves.
-    pub(crate) fn of_flow(&self) -> String {
+    pub(crate) fn flow_message(&self) -> String {
         let Some(errno) = self.errno.map(VerbsErrno) else { return self.source.to_string() };
         errno.flow_remedy().map_or_else(|| errno.to_string(), |remedy| format!("{errno}: {remedy}"))
     }
@@ -240,7 +240,7 @@ pub enum ControlError {
     /// A flow was refused.
     #[error(
         "rule `{rule}` (line {line}): the device refused the flow [{specs}] at priority {priority} of port {port}: {}",
-        source.of_flow()
+        source.flow_message()
     )]
     InstallFlow {
         /// The rule.
@@ -259,7 +259,7 @@ pub enum ControlError {
     /// A flow could not be removed.
     #[error(
         "rule `{rule}` (line {line}): the device did not remove the flow [{specs}] at priority {priority} of port {port}: {}",
-        source.of_flow()
+        source.flow_message()
     )]
     RemoveFlow {
         /// The rule.

@@ -75,7 +75,7 @@ pub enum UntriedReason {
     #[error("no queue pair for a trial: {0}")]
     QueuePair(DeviceRefusal),
     /// A flow was refused for another reason than its priority.
-    #[error("a flow for a trial was refused: {}", .0.of_flow())]
+    #[error("a flow for a trial was refused: {}", .0.flow_message())]
     Flow(DeviceRefusal),
     /// A flow was refused at priority 0 as well.
     #[error(

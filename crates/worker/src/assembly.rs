@@ -163,13 +163,18 @@ fn frames_total_bytes(config: &WorkerConfig) -> usize {
     config.frames as usize * frame_bytes(config) as usize
 }
 
-fn map_arena(config: &WorkerConfig, cq_entries: u32) -> Result<Arc<Arena>, Error> {
-    // Sinks that send make their queues later, in what is left: two rings for each entry.
+/// The bytes of a worker's arena: its frames, and the rings of its queues. Sinks that send make their queues
+/// later, in what is left: two rings for each entry.
+fn arena_bytes(config: &WorkerConfig, cq_entries: u32) -> usize {
     let entries: usize = [config.frames, cq_entries, 2 * SENDS_MAX.min(config.frames)]
         .iter()
         .map(|n| n.next_power_of_two() as usize)
         .sum();
-    let bytes = frames_total_bytes(config) + entries * RING_ENTRY_BYTES + RING_SLACK_BYTES;
+    frames_total_bytes(config) + entries * RING_ENTRY_BYTES + RING_SLACK_BYTES
+}
+
+fn map_arena(config: &WorkerConfig, cq_entries: u32) -> Result<Arc<Arena>, Error> {
+    let bytes = arena_bytes(config, cq_entries);
     let options = ArenaOptions {
         bytes,
         pages: config.pages.clone(),

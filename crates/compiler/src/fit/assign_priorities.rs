@@ -1,4 +1,4 @@
-//! Ranks to priorities, from 0 for each program; `control` adds the first priority of the program's band.
+//! Ranks to priorities, from 0 for each program; `control` (`plan/levels.rs`) chooses those of the device.
 //! Where a priority has room for few masks only, the flows of one rank are spread over several priorities,
 //! which is safe because flows of equal rank need no order. Flows that the device applies after all others
 //! share one priority of their own.

@@ -1,8 +1,7 @@
 //! Examines a plan before it is carried out, by the rules of [`plan()`](super::plan()) alone: it shares no
 //! code with what makes plans, but for the digests of flows ([`FlowDigest`], which flows without a class do
-//! not have), the grouping of flows
-//! ([`Runs`]) and the room in small tables ([`TableFill`]). So it does not find a fault of the digests: their
-//! own test does.
+//! not have), the grouping of flows ([`Runs`]) and the room in small tables ([`TableFill`]). So it does not
+//! find a fault of the digests: their own test does.
 
 use device_model::TableFill;
 use foldhash::{HashMap, HashMapExt as _, HashSet, HashSetExt as _};
@@ -49,7 +48,7 @@ impl Plan {
             check_meanings(&self.kept, old.program, new, common)?;
         }
         check_precedence(&self.levels, new, limits)?;
-        Device::of(&self, installed, new, common, limits).follow()?;
+        DeviceDuringPlan::of(&self, installed, new, common, limits).follow()?;
         Ok(CheckedPlan(self))
     }
 }
@@ -168,7 +167,7 @@ fn place(flow: &FlowDigest, level: u16, limits: &Limits) -> Place {
 }
 
 /// The device while a plan is carried out.
-struct Device<'p> {
+struct DeviceDuringPlan<'p> {
     plan: &'p Plan,
     installed: Option<PlacedProgram<'p>>,
     new: &'p DigestedProgram,
@@ -202,7 +201,7 @@ struct Device<'p> {
     new_fronts: Option<Vec<FlowFront>>,
 }
 
-impl<'p> Device<'p> {
+impl<'p> DeviceDuringPlan<'p> {
     fn of(
         plan: &'p Plan,
         installed: Option<PlacedProgram<'p>>,

@@ -118,7 +118,7 @@ fn group(reader: &mut Reader, key: &Key<'_>, value: &Value<'_>, sinks: &Sinks) -
     if let Some(value) = table.get("hash") {
         group.fields = hash(reader, value).unwrap_or(group.fields);
     }
-    spreading_key(reader, table, &mut group);
+    choose_rss_key(reader, table, &mut group);
     if let Some(value) = table.get("table_size") {
         group.table_size = table_size(reader, value);
     }
@@ -402,7 +402,7 @@ fn has_short_period(key: &RssKey) -> bool {
 }
 
 /// Reads `symmetric` and `key`. The default is symmetric unless the hash fields are not two-sided.
-fn spreading_key(reader: &mut Reader, table: &Table<'_>, group: &mut GroupDefinition) {
+fn choose_rss_key(reader: &mut Reader, table: &Table<'_>, group: &mut GroupDefinition) {
     let asked = table.get("symmetric").and_then(|value| reader.boolean(value, "`symmetric`"));
     let given = table.get("key").and_then(|value| rss_key(reader, value));
     group.key = match (given, asked) {

@@ -1,4 +1,5 @@
-//! The explanation of one packet, received or sent: rule, flow, queue, worker and copies.
+//! The text of the explanation of one packet, received or sent, which [`Program::explain`] makes: rule, flow,
+//! queue, worker and copies.
 
 use std::fmt::Write as _;
 
