@@ -108,7 +108,7 @@ impl Job<'_> {
             runtime: Some(runtime),
         };
         policy.insert_at_run_time(added.rules.clone());
-        let job = Job { policy: &policy, previous: None, weights: None, apart: None, ..*self };
+        let job = Job { policy: &policy, previous: None, weights: None, ..*self };
         let program = job.program().ok()?;
         let rules = program.rules.get(own.clone())?.to_vec();
         let drops = |flow: &Flow| {

@@ -107,7 +107,7 @@ fn priority_cause(
 }
 
 /// An example packet in both cubes. It is checked against the specs of both flows before it is shown.
-pub(super) fn shared_packet(one: &Cube, other: &Cube) -> Option<Witness> {
+fn shared_packet(one: &Cube, other: &Cube) -> Option<Witness> {
     let witness = Witness { frame: one.and(other)?.frame() };
     let key = witness.key();
     let takes = |cube: &Cube| specs::chain(cube, specs::Reading::default()).matches(&key);

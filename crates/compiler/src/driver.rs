@@ -298,10 +298,10 @@ impl Job<'_> {
         }
         let lowered = lower::lower(self, prepared, &placements)
             .map_err(|problem| Refused::flows(prepared, [problem], Problem::Lower))?;
-        let mut flows = order::order(lowered, self.apart);
+        let mut flows = order::order(lowered);
         if let Demands::Selected(room) = demands {
             let selected = select_flows::select_flows(self, &prepared.rules, &flows, room);
-            flows = order::order(selected, self.apart);
+            flows = order::order(selected);
         }
         Ok((placements, flows))
     }

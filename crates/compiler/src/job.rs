@@ -2,7 +2,7 @@
 
 use device_model::DeviceModel;
 use policy::Policy;
-use program::{Program, RuleId};
+use program::Program;
 
 use crate::traffic::weights::Weights;
 
@@ -15,15 +15,13 @@ pub struct Job<'p> {
     /// The program on the device, whose tags are kept.
     pub(crate) previous: Option<&'p Program>,
     pub(crate) weights: Option<&'p Weights>,
-    /// Two rules that are compiled as if they shared no packets.
-    pub(crate) apart: Option<(RuleId, RuleId)>,
 }
 
 impl<'p> Job<'p> {
     /// A policy for a device and a number of workers.
     #[must_use]
     pub fn new(policy: &'p Policy, profile: &'p DeviceModel, workers: usize) -> Self {
-        Self { policy, profile, workers, previous: None, weights: None, apart: None }
+        Self { policy, profile, workers, previous: None, weights: None }
     }
 
     /// For a device with a program: a rule that is in both keeps its class, which is its flow tag, and the

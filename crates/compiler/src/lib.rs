@@ -59,7 +59,6 @@ pub use flow_groups::FlowGroups;
 pub use job::Job;
 pub use report::check::{Check, RuleCheck};
 pub use report::rule_counter::RuleCounter;
-pub use report::savings::Saving;
 pub use report::{Decided, PolicingReport, Report, RuleReport, WorkerLimit};
 pub use traffic::share::{Share, Shares, shares};
 pub use traffic::weights::Weights;
@@ -124,7 +123,7 @@ impl Job<'_> {
     #[must_use]
     pub fn hardware_percent(&self, program: &Program, weights: &Weights) -> Option<f64> {
         let sample = Sample::of(self.policy, program, MAX_FLOWS_TRIED);
-        sample.hardware_percent(program, Some(weights), |_| true)
+        sample.hardware_percent(program, weights)
     }
 
     /// The program described, or why there is none.

@@ -3,7 +3,6 @@
 
 pub(crate) mod check;
 pub(crate) mod rule_counter;
-pub(crate) mod savings;
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -96,7 +96,7 @@ pub(crate) fn limit_ranks(
         most,
         kept: Vec::with_capacity(ranking.kept.len()),
         late: Vec::new(),
-        ranks: Ranks::new(job.apart),
+        ranks: Ranks::default(),
         taken: MaskIndex::default(),
         lookups_left: MAX_LOOKUPS / (1 + kept / CACHED_FLOWS),
         shared_left: 0,
@@ -352,7 +352,7 @@ impl Limiter<'_> {
             }
             // Hash variants of one rule: their order changes the worker, not the outcome.
             let is_own = other.rule == of.rule && other.is_cover == of.is_cover;
-            if is_own || self.ranks.are_apart(other.rule, of.rule) {
+            if is_own {
                 continue;
             }
             if other.is_cover {
@@ -574,7 +574,7 @@ mod tests {
             .expect("a policy without rules");
         let ideal = DeviceModel::ideal();
         let job = Job::new(&policy, &ideal, 1).weighted(weights);
-        let limited = limit_ranks(&job, &order(lowered, None), limits);
+        let limited = limit_ranks(&job, &order(lowered), limits);
         let Ok(Limited { flows: RankedFlows { lowered, ranking }, earlier, .. }) = limited else {
             panic!("too many steps")
         };

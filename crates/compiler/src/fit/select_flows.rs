@@ -86,7 +86,7 @@ impl MaskKey {
 /// Chooses flows for the room, of those that [`order`](crate::rank::order) has kept.
 pub(crate) fn select_flows(job: &Job<'_>, rules: &[CoveredRule], flows: &RankedFlows, room: Room) -> Lowered {
     let mut items = Items::of(job, flows);
-    let graph = Graph::of(&items.candidates(flows), job.apart, GraphLimits::MOST);
+    let graph = Graph::of(&items.candidates(flows), GraphLimits::MOST);
     let has_graph = items.keep_first(graph.len());
     let most_flows = most_split_flows(job.profile, items.list.len() + items.fixed_flows());
     let room = Room { flows: room.flows.min(most_flows), ..room };

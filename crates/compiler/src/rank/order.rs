@@ -12,8 +12,6 @@
 //! A candidate that copies traps nothing. Candidates that trap the copied packets may share its rank, because
 //! within a priority copies are made first.
 
-use program::RuleId;
-
 use crate::cube::Cube;
 use crate::mask_index::{Front, MaskId, MaskIndex};
 use crate::rank::lower::{Candidate, CandidateId, Lowered};
@@ -53,15 +51,15 @@ pub(crate) struct RankedFlows {
     pub(crate) ranking: Ranking,
 }
 
-/// Ranks the candidates, without an order for those of two rules that are `apart`.
-pub(crate) fn order(lowered: Lowered, apart: Option<(RuleId, RuleId)>) -> RankedFlows {
-    let ranking = ranking(&lowered.candidates, apart);
+/// Ranks the candidates.
+pub(crate) fn order(lowered: Lowered) -> RankedFlows {
+    let ranking = ranking(&lowered.candidates);
     RankedFlows { lowered, ranking }
 }
 
 /// The ranks of candidates, and those that are kept.
-fn ranking(candidates: &[Candidate], apart: Option<(RuleId, RuleId)>) -> Ranking {
-    let mut ranks = Ranks::new(apart);
+fn ranking(candidates: &[Candidate]) -> Ranking {
+    let mut ranks = Ranks::default();
     let mut above: Vec<(u32, Option<CandidateId>)> = vec![(0, None); candidates.len()];
     let mut kept = Vec::new();
     let mut deepest: Option<Ranked> = None;
@@ -94,20 +92,15 @@ pub(crate) struct Ranks {
     /// The masks, those with the greatest ranks first: once such a rank is found, the rest cannot matter.
     by_depth: Vec<MaskId>,
     lookups_left: usize,
-    /// Two rules that are ranked as if they shared no packets.
-    apart: Option<(RuleId, RuleId)>,
+}
+
+impl Default for Ranks {
+    fn default() -> Self {
+        Self { index: MaskIndex::default(), by_depth: Vec::new(), lookups_left: MAX_LOOKUPS }
+    }
 }
 
 impl Ranks {
-    pub(crate) fn new(apart: Option<(RuleId, RuleId)>) -> Self {
-        Self { index: MaskIndex::default(), by_depth: Vec::new(), lookups_left: MAX_LOOKUPS, apart }
-    }
-
-    /// Whether two rules are ranked as if they shared no packets.
-    pub(crate) fn are_apart(&self, one: RuleId, other: RuleId) -> bool {
-        self.apart.is_some_and(|pair| pair == (one, other) || pair == (other, one))
-    }
-
     pub(crate) fn add(&mut self, candidate: &Candidate, Ranked { id, rank }: Ranked) {
         let (mask, deepest_before) = self.index.add(&candidate.cube, candidate.traps, id.index(), rank);
         if deepest_before.is_none() {
@@ -189,7 +182,6 @@ impl Ranks {
                 if other_rank + step > rank
                     && other < limit
                     && order_matters(&candidates[other], candidate)
-                    && !self.are_apart(candidates[other].rule, candidate.rule)
                     && !self.is_settled(candidates, other, candidate)
                 {
                     rank = other_rank + step;
@@ -219,6 +211,8 @@ pub(crate) fn order_matters(one: &Candidate, other: &Candidate) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use program::RuleId;
+
     use super::*;
     use crate::cube::{DST_PORT, HAS_IPV4, HAS_UDP, SRC_PORT, Slot};
     use crate::rank::lower::ActionId;
@@ -243,7 +237,7 @@ mod tests {
     }
 
     fn kept(candidates: &[Candidate]) -> Vec<(usize, u32)> {
-        ranking(candidates, None).kept.iter().map(|ranked| (ranked.id.index(), ranked.rank)).collect()
+        ranking(candidates).kept.iter().map(|ranked| (ranked.id.index(), ranked.rank)).collect()
     }
 
     fn ranks(cubes: &[Cube]) -> Vec<(usize, u32)> {

@@ -174,30 +174,23 @@ impl Sample {
         Self { packets }
     }
 
-    /// The percentage of the wanted packets that no worker compares with rules; `None`: there are none.
-    /// Without weights every packet counts 1.
-    ///
-    /// With weights the packets that a rule decides, of those drawn from it, together count as its weight. A
-    /// rule that decides none of them counts by its placement: a hybrid one has no part in hardware. The
-    /// default, from which no packet is drawn, does not count.
-    pub(crate) fn hardware_percent(
-        &self,
-        program: &Program,
-        weights: Option<&Weights>,
-        wanted: impl Fn(&DeepKey) -> bool,
-    ) -> Option<f64> {
+    /// The percentage of packets that no worker compares with rules; `None`: there are none. The packets that
+    /// a rule decides, of those drawn from it, together count as its weight. A rule that decides none of
+    /// them counts by its placement: a hybrid one has no part in hardware. The default, from which no packet
+    /// is drawn, does not count.
+    pub(crate) fn hardware_percent(&self, program: &Program, weights: &Weights) -> Option<f64> {
         let mut rules: BTreeMap<RuleId, (u64, u64)> = BTreeMap::new();
-        for drawn in self.packets.iter().filter(|drawn| wanted(&drawn.key)) {
+        for drawn in &self.packets {
             let (explained, class) = decision(program, &drawn.key);
             let (all, in_hardware) = rules.entry(drawn.rule).or_default();
-            if weights.is_none() || explained.outcome.rule == drawn.rule {
+            if explained.outcome.rule == drawn.rule {
                 *all += 1;
                 *in_hardware += u64::from(class.is_none_or(Class::is_exact));
             }
         }
         let (mut total, mut part) = (0.0, 0.0);
         for (rule, (all, in_hardware)) in rules {
-            let weight = weights.map_or(all as f64, |weights| weights.of(rule) as f64);
+            let weight = weights.of(rule) as f64;
             let placement = program.rules.get(rule.index()).map(|rule| &rule.placement);
             let share = match all {
                 0 => f64::from(u8::from(placement == Some(&Placement::Hardware))),
@@ -232,18 +225,6 @@ impl Sample {
             sum += weight * ps as f64 / packets as f64;
         }
         if total > 0.0 { sum / total } else { 0.0 }
-    }
-
-    /// The packets that each rule's flows take to a worker that compares them.
-    pub(crate) fn compared(&self, program: &Program) -> Vec<u64> {
-        let mut compared = vec![0; program.rules.len()];
-        for Drawn { key, .. } in &self.packets {
-            let (_, class) = decision(program, key);
-            if let Some(class) = class.filter(|class| !class.is_exact()) {
-                compared[class.rule.index()] += 1;
-            }
-        }
-        compared
     }
 }
 
@@ -406,9 +387,8 @@ mod tests {
         // The first one was drawn from a rule that does not decide it.
         let other = v6().extension(IpProtocol::HOP_BY_HOP).tcp(1, 80, 2).build();
         let sample = Sample { packets: vec![packet(0, other), packet(1, v6().tcp(1, 80, 2).build())] };
-        let percent = |weights: &[u64]| {
-            sample.hardware_percent(&program, Some(&Weights::new(weights.to_vec())), |_| true)
-        };
+        let percent =
+            |weights: &[u64]| sample.hardware_percent(&program, &Weights::new(weights.to_vec()));
         assert_eq!(percent(&[0, 1, 0]), Some(100.0));
         assert_eq!(percent(&[1, 0, 0]), Some(0.0));
         assert_eq!(percent(&[1, 3, 0]), Some(75.0));

@@ -92,21 +92,6 @@ fn a_reload_for_the_same_traffic_changes_nothing() {
     assert_eq!(job.beside(Some(&program)).compile().expect("it fits"), program);
 }
 
-#[test]
-fn a_pair_of_rules_in_the_way_is_found() {
-    let (policy, device) = (chain(), device());
-    let weights = weights(&policy, &traffic([6, 3, 1, 0]));
-    let job = Job::new(&policy, &device, 1).weighted(Some(&weights));
-    let program = job.compile().expect("it fits");
-    let savings = job.savings(&program);
-    // The first of the last rules is decided in hardware; of the others the second one has most packets.
-    assert_eq!((savings[0].earlier, savings[0].later), (RuleId::of(1), RuleId::of(3)), "{savings:?}");
-    assert!((savings[0].percent - 30.0).abs() < 0.01, "{savings:?}");
-    let key = savings[0].witness.as_ref().expect("a packet").key();
-    let matches = |rule: usize| program::Predicate::of(&policy.rules[rule].matches).matches_deep(&key);
-    assert!(matches(1) && matches(3));
-}
-
 /// Without flow tags one class decides all packets, and the warnings are about the flows that a device with
 /// tags has.
 #[test]

@@ -12,7 +12,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use analysis::{Analysis, Reach, RuleAnalysis};
-use compiler::{Decided, Decisions, DeviceRoom, Job, Report, Saving, TrafficSample, TrafficShares, Weights};
+use compiler::{Decided, Decisions, DeviceRoom, Job, Report, TrafficSample, TrafficShares, Weights};
 use policy::{Diagnostic, Diagnostics, Policy};
 use program::{Program, RuleId, SinkId};
 use serde::Serialize;
@@ -58,8 +58,6 @@ struct Checked {
     traffic: Option<TrafficShares>,
     /// The share of the packets that a daemon has counted; `None`: none is asked.
     counted: Option<CountedShare>,
-    /// Pairs of rules that keep packets from hardware.
-    savings: Vec<Saving>,
     /// `None`: the device is no network interface, or there is no program.
     interface: Option<OnInterface>,
 }
@@ -95,8 +93,6 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
     let workers = workers.unwrap_or_else(|| policy_file::workers_named(&policy));
     let job = Job::new(&policy, profile, workers).weighted(weights.as_ref());
     let mut report = job.report();
-    let wanted = report.program.as_ref().filter(|_| !args.quiet);
-    let savings = wanted.map(|program| job.savings(program)).unwrap_or_default();
     for (index, rule) in report.rules.iter_mut().enumerate() {
         rule.action = effects::written(&policy, index);
     }
@@ -134,7 +130,6 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
         device_warnings,
         traffic,
         counted,
-        savings,
         interface,
     };
     let denied = checked.denied(&args.deny);

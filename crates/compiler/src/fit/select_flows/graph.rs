@@ -220,13 +220,8 @@ pub(super) struct Graph {
 }
 
 impl Graph {
-    /// The graph of as many of the first candidates as the limits allow. `apart`: two rules that are taken
-    /// to share no packets.
-    pub(super) fn of(
-        candidates: &[&Candidate],
-        apart: Option<(RuleId, RuleId)>,
-        limits: GraphLimits,
-    ) -> Self {
+    /// The graph of as many of the first candidates as the limits allow.
+    pub(super) fn of(candidates: &[&Candidate], limits: GraphLimits) -> Self {
         let candidates = &candidates[..candidates.len().min(limits.items)];
         let (mut index, mut met, mut lookups_left) = (MaskIndex::default(), Vec::new(), MAX_LOOKUPS);
         let mut before: Vec<Vec<u32>> = Vec::with_capacity(candidates.len());
@@ -236,8 +231,7 @@ impl Graph {
             met.sort_unstable();
             let mut is_pair = |earlier: &usize| {
                 let other = candidates[*earlier];
-                let is_apart = apart == Some((other.rule, candidate.rule));
-                if is_apart || !order_matters(other, candidate) {
+                if !order_matters(other, candidate) {
                     return false;
                 }
                 let shared = other.cube.and(&candidate.cube);
@@ -292,7 +286,7 @@ mod tests {
 
     fn graph(items: usize, pairs: usize) -> Graph {
         let candidates = candidates();
-        Graph::of(&candidates.iter().collect::<Vec<_>>(), None, GraphLimits { items, pairs })
+        Graph::of(&candidates.iter().collect::<Vec<_>>(), GraphLimits { items, pairs })
     }
 
     #[test]

@@ -35,7 +35,6 @@ struct Answer<'c> {
     /// Where the packets that a daemon has counted would be decided; `null`: none was asked.
     counted: Option<CountedShare>,
     /// Pairs of rules without whose overlap the device would decide more packets.
-    savings: Vec<SavingLine<'c>>,
     sinks: Vec<SinkLine<'c>>,
     capacity: Option<&'c Capacity>,
     flow_groups: Option<&'c FlowGroups>,
@@ -126,15 +125,6 @@ struct DecidedOfRule<'c> {
 }
 
 #[derive(Serialize)]
-struct SavingLine<'c> {
-    earlier: &'c str,
-    later: &'c str,
-    witness: Option<&'c Witness>,
-    /// An estimate from packets drawn from the rules, see [`compiler::Saving::percent`].
-    percent: f64,
-}
-
-#[derive(Serialize)]
 struct SinkLine<'c> {
     #[serde(flatten)]
     sink: &'c SinkSpec,
@@ -218,16 +208,6 @@ pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), OutputEr
         workers: Some(checked.workers),
         ok: checked.is_installable(),
         protected: checked.protected(),
-        savings: checked
-            .savings
-            .iter()
-            .map(|saving| SavingLine {
-                earlier: checked.rule_name(saving.earlier),
-                later: checked.rule_name(saving.later),
-                witness: saving.witness.as_ref(),
-                percent: saving.percent,
-            })
-            .collect(),
         lost_exceptions: checked
             .lost
             .found

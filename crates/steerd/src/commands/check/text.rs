@@ -34,7 +34,6 @@ pub(super) fn of(checked: &Checked, layout: Layout) -> String {
     out.push_str(&shares(report, layout));
     out.push_str(&traffic(checked, layout));
     out.push_str(&counted_packets(checked, layout));
-    out.push_str(&savings(checked, layout));
     if !report.obstacles.is_empty() {
         out.push_str(&obstacles(&report.obstacles, layout));
     }
@@ -460,24 +459,6 @@ fn counted_packets(checked: &Checked, layout: Layout) -> String {
         let one = "rule has no counter and is not part of this share";
         let several = "rules have no counter and are not part of this share";
         let words = counted(share.rules_without_counter as u64, one, several);
-        out.push_str(&layout.lines(Style::Plain, "  ", &words));
-    }
-    out
-}
-
-/// The pairs of rules without whose overlap the device would decide more packets.
-fn savings(checked: &Checked, layout: Layout) -> String {
-    if checked.savings.is_empty() {
-        return String::new();
-    }
-    let title = "more would be decided in hardware if these rules shared no packets";
-    let mut out = format!("\n{}\n", layout.text(Style::Heading, title));
-    for saving in &checked.savings {
-        let [earlier, later] = [saving.earlier, saving.later].map(|rule| place(checked, rule));
-        let example = saving.witness.as_ref();
-        let example =
-            example.map_or_else(String::new, |packet| format!(", e.g. {}", describe::witness(packet)));
-        let words = format!("{earlier} and {later}: {:.1} % more{example}", saving.percent);
         out.push_str(&layout.lines(Style::Plain, "  ", &words));
     }
     out
