@@ -21,7 +21,7 @@ use crate::dimensions::Dimensions;
 use crate::product::Product;
 use crate::rule_list::{Entry, RuleList, is_final};
 use crate::search::{Cover, Free, MAX_COMPARISONS_IN_ALL, Space, Undecided};
-use crate::suspects::{FLOWS_AT_ONCE, Suspect, outcomes, suspects};
+use crate::suspects::{FLOWS_AT_ONCE, Suspect, suspects};
 
 /// A packet that the policy leaves to the kernel and that a worker receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -197,7 +197,7 @@ impl LossSearch<'_> {
     /// Records that nothing is known about the packets of a flow that its class may leave to the kernel.
     fn give_up(&mut self, suspect: &Suspect<'_>) {
         let why = Undecided::AllQuestions.to_string();
-        for outcome in outcomes(suspect.class).filter(|outcome| outcome.verdict == Verdict::Kernel) {
+        for outcome in suspect.class.decide.outcomes().filter(|outcome| outcome.verdict == Verdict::Kernel) {
             if self.open.contains(&outcome.rule) {
                 self.leave_open(outcome.rule, suspect, why.clone());
             }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use program::{Class, Decide, Flow, FlowAction, FlowKind, Outcome, Program, Verdict};
+use program::{Class, Flow, FlowAction, FlowKind, Program, Verdict};
 
 /// The most flows that are converted to products at once: memory grows with their different values.
 pub(super) const FLOWS_AT_ONCE: usize = 1 << 14;
@@ -20,17 +20,9 @@ pub(super) fn suspects(program: &Program) -> impl Iterator<Item = Suspect<'_>> {
     program.flows.iter().filter(|flow| flow.kind == FlowKind::Normal).filter_map(move |flow| {
         let FlowAction::Steer { class: id, .. } = flow.action else { return None };
         let class = program.class(id)?;
-        let returns =
-            may_return.entry(id).or_insert_with(|| outcomes(class).any(|one| one.verdict == Verdict::Kernel));
+        let returns = may_return
+            .entry(id)
+            .or_insert_with(|| class.decide.outcomes().any(|one| one.verdict == Verdict::Kernel));
         returns.then_some(Suspect { flow, class })
     })
-}
-
-/// Every outcome that a class may decide.
-pub(super) fn outcomes(class: &Class) -> impl Iterator<Item = Outcome> {
-    let (steps, last) = match &class.decide {
-        Decide::Exact(outcome) => (None, outcome),
-        Decide::Software(steps, otherwise) => (Some(steps), otherwise),
-    };
-    steps.into_iter().flatten().map(|step| step.outcome).chain([*last])
 }

@@ -9,7 +9,6 @@ use policy::Policy;
 use policy::policy::{Action, Direction};
 use program::{Outcome, Predicate, RuleId, Step, UndecidedKey, UndecidedReason};
 
-use crate::actions::{decides, verdict};
 use crate::cover::expand::{Explosion, expand};
 use crate::cover::legalize::Expansion;
 use crate::cube::{Cube, SENT, WORDS};
@@ -107,7 +106,7 @@ impl CoveredRule {
 
     /// Whether it decides received packets that it matches.
     pub(super) fn decides(&self) -> bool {
-        decides(self.direction, self.action)
+        self.action.decides(self.direction)
     }
 
     /// Whether it copies received packets.
@@ -143,7 +142,7 @@ impl CoveredRule {
     }
 
     pub(super) fn outcome(&self, id: RuleId) -> Outcome {
-        Outcome { rule: id, verdict: verdict(self.action) }
+        Outcome { rule: id, verdict: self.action.verdict() }
     }
 
     pub(super) fn step(&self, id: RuleId) -> Step {

@@ -24,7 +24,6 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod actions;
 mod added_rule;
 mod capacity;
 mod cover;

@@ -17,7 +17,6 @@ use serde::Serialize;
 use crate::capacity::Capacity;
 use crate::diagnostics::Obstacle;
 use crate::diagnostics::exclusion_remedy;
-use crate::except::classes::outcomes;
 use crate::flow_groups::FlowGroups;
 use crate::job::Job;
 use crate::report::check::{Check, RuleCheck};
@@ -210,7 +209,7 @@ fn rules_of(policy: &Policy, program: &Program, checked: &Check) -> Vec<RuleRepo
 fn tested_by_others(program: &Program) -> BTreeSet<usize> {
     let classes = program.classes.iter().flatten();
     let tested = classes.flat_map(|class| {
-        let rules = outcomes(&class.decide).map(|outcome| outcome.rule);
+        let rules = class.decide.outcomes().map(|outcome| outcome.rule);
         rules.filter(|rule| *rule != class.rule).map(RuleId::index)
     });
     tested.collect()

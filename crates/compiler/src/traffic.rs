@@ -12,7 +12,7 @@ use program::{Explanation, Program};
 use serde::Serialize;
 
 use crate::traffic::cost::{mean_ns, worker_ps};
-use crate::traffic::share::{Random, comparisons};
+use crate::traffic::share::Random;
 
 /// The most packets whose decisions are kept.
 const MAX_KEPT: usize = 1 << 16;
@@ -67,7 +67,7 @@ impl<'p> Decisions<'p> {
         self.kept.entry(*key).or_insert_with(|| {
             let explained = self.program.explain_deep(key);
             let class = explained.class.and_then(|class| self.program.class(class));
-            let comparisons = comparisons(class, key);
+            let comparisons = class.and_then(|class| class.comparisons(key));
             Decision { comparisons, worker_ps: worker_ps(class, comparisons), explained }
         })
     }

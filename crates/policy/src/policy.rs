@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use packet::{HashFields, RssKey};
-use program::{GroupId, Match, Policing, RuntimeFields, RuntimeMatch, SinkId, SinkSpec};
+use program::{GroupId, Match, Policing, RuntimeFields, RuntimeMatch, SinkId, SinkSpec, Verdict};
 
 use crate::diagnostics::Place;
 use crate::protect::ProtectedMatch;
@@ -281,6 +281,24 @@ pub enum Action {
     Sniff(GroupId),
     /// Let it pass, counted: only in egress rules, as an exception to a later drop.
     Pass,
+}
+
+impl Action {
+    /// Whether a rule of this direction decides received packets that it matches.
+    #[must_use]
+    pub fn decides(self, direction: Direction) -> bool {
+        direction == Direction::Ingress && matches!(self, Self::Steer(_) | Self::Drop | Self::Kernel)
+    }
+
+    /// The action as a verdict on packets.
+    #[must_use]
+    pub fn verdict(self) -> Verdict {
+        match self {
+            Self::Steer(group) | Self::Copy(group) | Self::Sniff(group) => Verdict::Deliver(group),
+            Self::Drop => Verdict::Drop,
+            Self::Kernel | Self::Pass => Verdict::Kernel,
+        }
+    }
 }
 
 /// Whether a rule applies to received or sent packets.

@@ -321,6 +321,17 @@ pub enum Decide {
     Software(Steps, Outcome),
 }
 
+impl Decide {
+    /// Returns every outcome that the class may decide.
+    pub fn outcomes(&self) -> impl Iterator<Item = Outcome> {
+        let (steps, last) = match self {
+            Self::Exact(outcome) => (None, outcome),
+            Self::Software(steps, otherwise) => (Some(steps), otherwise),
+        };
+        steps.into_iter().flatten().map(|step| step.outcome).chain([*last])
+    }
+}
+
 impl Class {
     /// The outcome for a packet of which only the outer headers are parsed. Does not allocate; an exact class
     /// does not read `key`.
@@ -345,6 +356,15 @@ impl Class {
                 steps.iter().find(|step| matches(&step.predicate)).map_or(*otherwise, |step| step.outcome)
             }
         }
+    }
+
+    /// The number of rules that a worker compares a packet with until one decides, without an index; `None`:
+    /// the device has decided.
+    #[must_use]
+    pub fn comparisons(&self, key: &DeepKey) -> Option<u64> {
+        let Decide::Software(steps, _) = &self.decide else { return None };
+        let decided = steps.iter().position(|step| step.predicate.matches_deep(key));
+        Some(decided.map_or(steps.len(), |place| place + 1) as u64)
     }
 
     /// Whether the outcome is the same for all packets of the class.

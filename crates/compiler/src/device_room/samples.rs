@@ -15,7 +15,6 @@ use policy::Policy;
 use policy::policy::{Action, Direction, InsertedRule, RuleDefinition, RuntimeDefinition};
 use program::{AddressPrefix, ProtocolNumber, RuntimeFields, RuntimeMatch};
 
-use crate::actions::decides;
 use crate::cover::expand::expand;
 use crate::cube::{
     Cube, DST_HIGH, DST_IPV4, DST_LOW, DST_PORT, HAS_TCP, HAS_UDP, Image, PROTOCOL, SRC_HIGH, SRC_IPV4,
@@ -191,7 +190,7 @@ impl<'p> Samples<'p> {
 
 /// The first cubes of a rule.
 fn near(rule: &RuleDefinition, profile: &DeviceModel) -> Vec<NearCube> {
-    if !decides(rule.direction, rule.action) {
+    if !rule.action.decides(rule.direction) {
         return Vec::new();
     }
     let Ok(expansion) = expand(&rule.matches, rule.direction, profile) else { return Vec::new() };

@@ -10,7 +10,6 @@ use program::{
     Program, QueueId, Rule, RuleId, SpecChain, UndecidedKey, UndecidedReason,
 };
 
-use crate::actions::verdict;
 use crate::cover::CoveredRule;
 use crate::emit::reasons::{BY_EARLIER_RULES, NO_DROP, ORDER, hybrid_reason, order_reason};
 use crate::emit::runtime;
@@ -69,7 +68,7 @@ pub(crate) fn assemble(
 }
 
 fn default_outcome(job: &Job<'_>, placed: &Placed<'_>) -> Outcome {
-    Outcome { rule: RuleId::of(placed.prepared.rules.len()), verdict: verdict(job.policy.default) }
+    Outcome { rule: RuleId::of(placed.prepared.rules.len()), verdict: job.policy.default.verdict() }
 }
 
 /// Whether some kept flow leads to each queue.
@@ -280,7 +279,7 @@ fn rules(
         };
         listed.push(Rule {
             name: definition.name.as_str().into(),
-            action: verdict(definition.action),
+            action: definition.action.verdict(),
             line: definition.name_place.line(),
             placement,
             count: definition.count,

@@ -4,7 +4,6 @@
 use policy::policy::Action;
 use program::{RuleId, RuntimeAction, RuntimeForm, RuntimeRules};
 
-use crate::actions::{decides, verdict};
 use crate::job::Job;
 
 /// The rules at run time of the job's policy. Their actions keep the numbers that they have in the program
@@ -29,7 +28,7 @@ pub(super) fn rules(job: &Job<'_>) -> Option<RuntimeRules> {
 fn allowed(job: &Job<'_>, text: &str, action: Action) -> RuntimeAction {
     RuntimeAction {
         text: text.to_owned(),
-        verdict: verdict(action),
+        verdict: action.verdict(),
         sinks: job.policy.sinks_of(action, None).to_vec(),
         // Known only to the analysis of packet sets.
         by_workers: Vec::new(),
@@ -44,6 +43,6 @@ fn subject(job: &Job<'_>, before: usize) -> Vec<bool> {
         .rules
         .iter()
         .enumerate()
-        .map(|(index, rule)| index >= before && decides(rule.direction, rule.action));
+        .map(|(index, rule)| index >= before && rule.action.decides(rule.direction));
     rules.chain([true]).collect()
 }

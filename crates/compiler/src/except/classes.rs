@@ -16,7 +16,6 @@ use std::sync::Arc;
 use policy::policy::Action;
 use program::{Decide, GroupId, Outcome, RuleId, Step, StepList, Steps, Verdict};
 
-use crate::actions::verdict;
 use crate::cover::{CoveredRule, MAX_PAIRS_OF_CUBES};
 use crate::cube::Cube;
 use crate::mask_index::{Front, MaskIndex};
@@ -115,15 +114,6 @@ fn with_following<'r>(
     earlier.iter().copied().take_while(move |rule| *rule < hybrid).chain(following)
 }
 
-/// Every outcome that the class may decide.
-pub(crate) fn outcomes(decide: &Decide) -> impl Iterator<Item = Outcome> {
-    let (steps, last) = match decide {
-        Decide::Exact(outcome) => (None, outcome),
-        Decide::Software(steps, otherwise) => (Some(steps), otherwise),
-    };
-    steps.into_iter().flatten().map(|step: &Step| step.outcome).chain([*last])
-}
-
 /// For each rule that a worker may have to receive although it steers to no group, the group to which packets
 /// of its flows most likely go if it does not match them itself.
 pub(crate) fn next_groups(
@@ -143,7 +133,7 @@ pub(crate) fn next_groups(
         steps += later.len();
         let actions = later.iter().chain(&otherwise).map(|id| rules[id.index()].action);
         let default = Some(default).filter(|_| otherwise.is_none());
-        let group = actions.chain(default).find_map(|action| match verdict(action) {
+        let group = actions.chain(default).find_map(|action| match action.verdict() {
             Verdict::Deliver(group) => Some(group),
             Verdict::Drop | Verdict::Kernel | Verdict::Filtered => None,
         });

@@ -15,7 +15,6 @@ use serde::Serialize;
 use crate::cover::expand::expand;
 use crate::cover::legalize::Expansion;
 use crate::cube::Cube;
-use crate::except::classes::outcomes;
 use crate::job::Job;
 use crate::mask_index::MaskIndex;
 
@@ -250,7 +249,7 @@ fn receivers(program: &Program, rules: &BTreeSet<RuleId>) -> BTreeMap<RuleId, BT
     let mut receivers: BTreeMap<RuleId, BTreeSet<WorkerId>> = BTreeMap::new();
     for (class, queues) in queues {
         let Some(class) = program.class(class) else { continue };
-        let decided: BTreeSet<RuleId> = outcomes(&class.decide).map(|outcome| outcome.rule).collect();
+        let decided: BTreeSet<RuleId> = class.decide.outcomes().map(|outcome| outcome.rule).collect();
         let queues = queues.into_iter().filter_map(|queue| program.queues.get(queue.index()));
         let workers: BTreeSet<WorkerId> = queues.flat_map(|queue| queue.table.iter().copied()).collect();
         for rule in decided.intersection(rules) {
@@ -278,7 +277,7 @@ fn unreachable_rules(policy: &Policy, program: &Program, warnings: &mut Vec<Diag
     let mut reached: BTreeSet<RuleId> = program.flows.iter().map(|flow| flow.rule).collect();
     reached.extend(program.exceptions.iter().map(|step| step.rule));
     let classes = program.classes.iter().flatten();
-    reached.extend(classes.flat_map(|class| outcomes(&class.decide)).map(|outcome| outcome.rule));
+    reached.extend(classes.flat_map(|class| class.decide.outcomes()).map(|outcome| outcome.rule));
     let dead: Vec<usize> =
         (0..policy.rules.len()).filter(|index| !reached.contains(&RuleId::of(*index))).collect();
     if dead.is_empty() {
@@ -328,7 +327,7 @@ struct KernelPackets {
 impl KernelPackets {
     fn of(rule: RuleId, decide: &Decide) -> Self {
         let mut packets = Self::default();
-        for outcome in outcomes(decide).filter(|outcome| outcome.verdict == Verdict::Kernel) {
+        for outcome in decide.outcomes().filter(|outcome| outcome.verdict == Verdict::Kernel) {
             packets.is_own |= outcome.rule == rule;
             packets.is_of_others |= outcome.rule != rule;
         }
@@ -453,7 +452,7 @@ const LOST: &str = "a worker receives all of these, and the host does not receiv
 
 /// The first outcome that goes to another group than `here`.
 fn elsewhere(decide: &Decide, here: GroupId) -> Option<Elsewhere> {
-    outcomes(decide).find_map(|outcome| match outcome.verdict {
+    decide.outcomes().find_map(|outcome| match outcome.verdict {
         Verdict::Deliver(there) if there != here => Some(Elsewhere { rule: outcome.rule, there, here }),
         _ => None,
     })

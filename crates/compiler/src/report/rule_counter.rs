@@ -5,7 +5,6 @@ use packet::DeepKey;
 use policy::Policy;
 use program::{Class, Outcome, Predicate, RuleId, Step};
 
-use crate::actions::{decides, verdict};
 use crate::except::classes::Deciding;
 use crate::traffic::weights::Weights;
 
@@ -37,13 +36,13 @@ impl RuleCounter {
     pub fn new(policy: &Policy) -> Self {
         let default = RuleId::of(policy.rules.len());
         let deciding =
-            policy.rules.iter().enumerate().filter(|(_, rule)| decides(rule.direction, rule.action));
+            policy.rules.iter().enumerate().filter(|(_, rule)| rule.action.decides(rule.direction));
         let steps = deciding.map(|(index, rule)| {
             let id = RuleId::of(index);
-            let outcome = Outcome { rule: id, verdict: verdict(rule.action) };
+            let outcome = Outcome { rule: id, verdict: rule.action.verdict() };
             Step { rule: id, predicate: Predicate::of(&rule.matches), outcome }
         });
-        let otherwise = Outcome { rule: default, verdict: verdict(policy.default) };
+        let otherwise = Outcome { rule: default, verdict: policy.default.verdict() };
         let decide = Deciding::of_steps(steps.collect()).decide_all(otherwise);
         Self { class: Class { rule: default, decide }, packets: vec![0; policy.rules.len() + 1] }
     }

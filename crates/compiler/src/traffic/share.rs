@@ -16,7 +16,6 @@ use serde::Serialize;
 
 use device_model::DeviceModel;
 
-use crate::actions::decides;
 use crate::cover::expand::expand;
 use crate::flow_groups::FlowGroups;
 use crate::traffic::cost::{mean_ns, worker_ps};
@@ -92,7 +91,7 @@ impl Share {
 
     fn add(&mut self, key: &DeepKey, frame: &[u8], class: Option<&Class>) {
         self.packets += 1;
-        let comparisons = comparisons(class, key);
+        let comparisons = class.and_then(|class| class.comparisons(key));
         self.worker_ps += worker_ps(class, comparisons);
         match comparisons {
             None => self.in_hardware += 1,
@@ -100,17 +99,6 @@ impl Share {
                 self.comparisons += comparisons;
                 self.example.get_or_insert_with(|| Witness { frame: frame.to_vec() });
             }
-        }
-    }
-}
-
-/// The rules that a worker compares a packet of a class with; `None`: the device has decided.
-pub(crate) fn comparisons(class: Option<&Class>, key: &DeepKey) -> Option<u64> {
-    match &class?.decide {
-        Decide::Exact(_) => None,
-        Decide::Software(steps, _) => {
-            let decided = steps.iter().position(|step| step.predicate.matches_deep(key));
-            Some(decided.map_or(steps.len(), |place| place + 1) as u64)
         }
     }
 }
@@ -161,7 +149,7 @@ impl Sample {
         let stride = (per_packet * rules).div_ceil(most).max(1);
         let (mut random, mut packets) = (Random(1), Vec::new());
         let deciding = policy.rules.iter().enumerate().step_by(stride);
-        for (index, rule) in deciding.filter(|(_, rule)| decides(rule.direction, rule.action)) {
+        for (index, rule) in deciding.filter(|(_, rule)| rule.action.decides(rule.direction)) {
             let expansion = expand(&rule.matches, rule.direction, &DeviceModel::ideal());
             let Ok(expansion) = expansion else { continue };
             for _ in 0..drawn {
@@ -216,7 +204,8 @@ impl Sample {
             let (explained, class) = decision(program, &drawn.key);
             let (packets, ps) = rules.entry(drawn.rule).or_default();
             *packets += 1;
-            *ps += worker_ps(class, comparisons(class, &drawn.key)) + passed(explained.flow);
+            *ps += worker_ps(class, class.and_then(|class| class.comparisons(&drawn.key)))
+                + passed(explained.flow);
         }
         let (mut total, mut sum) = (0.0, 0.0);
         for (rule, (packets, ps)) in rules {
@@ -387,8 +376,7 @@ mod tests {
         // The first one was drawn from a rule that does not decide it.
         let other = v6().extension(IpProtocol::HOP_BY_HOP).tcp(1, 80, 2).build();
         let sample = Sample { packets: vec![packet(0, other), packet(1, v6().tcp(1, 80, 2).build())] };
-        let percent =
-            |weights: &[u64]| sample.hardware_percent(&program, &Weights::new(weights.to_vec()));
+        let percent = |weights: &[u64]| sample.hardware_percent(&program, &Weights::new(weights.to_vec()));
         assert_eq!(percent(&[0, 1, 0]), Some(100.0));
         assert_eq!(percent(&[1, 0, 0]), Some(0.0));
         assert_eq!(percent(&[1, 3, 0]), Some(75.0));

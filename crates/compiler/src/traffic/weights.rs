@@ -6,7 +6,6 @@ use packet::cube::Cube;
 use policy::Policy;
 use program::RuleId;
 
-use crate::actions::decides;
 use crate::cover::expand::expand;
 
 /// The packets that each rule decides, or numbers in proportion to them.
@@ -45,7 +44,7 @@ impl Weights {
     /// logarithm of the number of packets that it matches and divided by the mean of these logarithms.
     #[must_use]
     pub fn of_counters(policy: &Policy, counters: &[Option<u64>], previous: &[Option<u64>]) -> Option<Self> {
-        let deciding = policy.rules.iter().map(|rule| decides(rule.direction, rule.action)).chain([true]);
+        let deciding = policy.rules.iter().map(|rule| rule.action.decides(rule.direction)).chain([true]);
         let deciding: Vec<bool> = deciding.collect();
         // By rule that decides packets. Others count packets that another rule decides, or sent ones.
         let counters: Vec<(usize, Option<u64>)> = (0..deciding.len())

@@ -145,7 +145,7 @@ pub(crate) struct TraceLine {
     /// dropped; a sink may still drop it.
     pub(crate) dropped: Option<String>,
     /// The rules that the worker compared it with; `None`: its flow decided.
-    pub(crate) compared_rules: Option<usize>,
+    pub(crate) compared_rules: Option<u64>,
     pub(crate) sinks: Vec<String>,
     /// Where `explain` computes something else.
     pub(crate) differences: Vec<TraceDifference>,

@@ -110,7 +110,7 @@ fn text(traced: &TraceLine) -> String {
         line("worker", worker.to_string());
         let by = match traced.compared_rules {
             Some(rules) => {
-                format!("decided by the worker, {} compared", counted(rules as u64, "rule", "rules"))
+                format!("decided by the worker, {} compared", counted(rules, "rule", "rules"))
             }
             None if traced.rule == RUNTIME_RULES => "decided by the worker".to_owned(),
             None => "decided by the flow".to_owned(),

@@ -3,8 +3,8 @@
 use std::fmt::Display;
 
 use program::{
-    ClassId, Decide, Explanation, FlowAction, Outcome, Policing, Program, RUNTIME_RULES, RuleId, SinkId,
-    Step, Verdict, WorkerId,
+    ClassId, Explanation, FlowAction, Outcome, Policing, Program, RUNTIME_RULES, RuleId, SinkId, Verdict,
+    WorkerId,
 };
 use softnic::{FrameEnd, WatchedFrame};
 use worker::SinkMap;
@@ -93,7 +93,7 @@ impl Way {
             line: line_in_policy(program, packet.outcome.rule),
             action: program.describe(packet.outcome.verdict),
             dropped: dropped.map(ToOwned::to_owned),
-            compared_rules: class.and_then(|class| compared_rules(program, class, packet)),
+            compared_rules: class.and_then(|class| program.class(class)?.comparisons(&packet.key)),
             sinks,
             differences,
             ..TraceLine::default()
@@ -230,17 +230,6 @@ fn sinks_of(program: &Program, outcome: Outcome) -> Vec<SinkId> {
     sinks.sort_unstable();
     sinks.dedup();
     sinks
-}
-
-/// The number of rules that a worker compares with the packet until one decides; `None`: the flow decides.
-fn compared_rules(program: &Program, class: ClassId, packet: &TracedPacket) -> Option<usize> {
-    match &program.class(class)?.decide {
-        Decide::Exact(_) => None,
-        Decide::Software(steps, _) => {
-            let decides = |step: &Step| step.predicate.matches_deep(&packet.key);
-            Some(steps.iter().position(decides).map_or(steps.len(), |place| place + 1))
-        }
-    }
 }
 
 #[cfg(test)]
