@@ -29,7 +29,9 @@ use policy::policy::Action;
 use program::{Program, RuleId, SinkKind, UndecidedReason};
 
 use crate::capacity;
+use crate::cost::program_ps;
 use crate::cover::{self, CoveredRule, MAX_FLOWS};
+use crate::drawn_packets::draw_packets;
 use crate::emit::assemble::{self, Placed};
 use crate::emit::separate;
 use crate::except::classes::{self, Overlaps};
@@ -41,14 +43,11 @@ use crate::fit::merge_masks;
 use crate::fit::search::{MAX_ROUNDS, Next, Round, Search};
 use crate::fit::select_flows::{self, Room};
 use crate::fit::spread_ranks;
-use crate::flow_groups::FlowGroups;
 use crate::groups;
 use crate::job::Job;
 use crate::problem::{Problem, Problems};
 use crate::rank::lower;
 use crate::rank::order::{self, RankedFlows};
-use crate::traffic::cost::install_ps;
-use crate::traffic::share::{MAX_FLOWS_TRIED, Sample};
 
 /// After so many rounds in which rules that drop packets in hardware needed a worker, all of them get one.
 const MAX_ROUNDS_FOR_DROPS: u32 = 2;
@@ -56,6 +55,9 @@ const MAX_ROUNDS_FOR_DROPS: u32 = 2;
 /// The numbers of masks that are tried after the one that a device has room for. Programs of few masks also
 /// fit where a priority has few groups, or where another program is on the device.
 const FEWER_MASKS: [usize; 4] = [128, 48, 24, 12];
+
+/// How often packets are compared with a flow, at most, to find out what a program costs.
+const MAX_FLOWS_TRIED: usize = 1 << 22;
 
 /// The most selections that are tried.
 const MAX_SELECTIONS: u32 = 7;
@@ -225,21 +227,14 @@ impl Job<'_> {
     /// of equal ones the first; without a program, the first problems.
     fn cheapest(&self, found: Vec<Result<Program, Problems>>) -> Result<Program, Problems> {
         let drawn = found.iter().flatten().next();
-        let sample = drawn.map(|program| Sample::of(self.policy, program, MAX_FLOWS_TRIED));
-        let cost = |program: &Program| {
-            let groups = FlowGroups::of(program, self.profile);
-            let ps_per_group = u64::from(self.profile.ns_per_group.unwrap_or(0)) * 1000;
-            let passed = |flow| groups.as_ref().map_or(0, |groups| groups.passed(flow)) * ps_per_group;
-            let seconds = groups.as_ref().and_then(|groups| groups.install_seconds).unwrap_or(0.0);
-            let per_packet =
-                sample.as_ref().map_or(0.0, |sample| sample.mean_ps(program, self.weights, passed));
-            per_packet + install_ps(seconds)
-        };
+        let packets = drawn.map(|program| draw_packets(self.policy, program, MAX_FLOWS_TRIED));
+        let packets = packets.unwrap_or_default();
         let cheaper = |best: (f64, Program), other: (f64, Program)| {
             if other.0 < best.0 { other } else { best }
         };
         let (programs, problems): (Vec<_>, Vec<_>) = found.into_iter().partition(Result::is_ok);
-        let rated = programs.into_iter().flatten().map(|program| (cost(&program), program));
+        let rated = programs.into_iter().flatten();
+        let rated = rated.map(|program| (program_ps(self, &packets, &program), program));
         match rated.reduce(cheaper) {
             Some((_, program)) => Ok(program),
             None => Err(problems.into_iter().find_map(Result::err).unwrap_or_default()),

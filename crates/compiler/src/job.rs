@@ -4,7 +4,7 @@ use device_model::DeviceModel;
 use policy::Policy;
 use program::Program;
 
-use crate::traffic::weights::Weights;
+use crate::weights::Weights;
 
 /// The inputs of a compilation.
 #[derive(Clone, Copy, Debug)]

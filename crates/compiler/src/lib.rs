@@ -26,9 +26,11 @@
 
 mod added_rule;
 mod capacity;
+mod cost;
 mod cover;
 mod device_room;
 mod diagnostics;
+mod drawn_packets;
 mod driver;
 mod emit;
 mod except;
@@ -42,13 +44,12 @@ mod rank;
 mod report;
 mod specs;
 mod traffic;
+mod weights;
 
 use device_model::DeviceModel;
 use packet::cube;
 use policy::{Diagnostics, Policy};
 use program::Program;
-
-use traffic::share::{MAX_FLOWS_TRIED, Sample};
 
 pub use added_rule::{AddedRules, without_added_rules};
 pub use capacity::{Capacity, CapacityRow, PriorityUse};
@@ -59,9 +60,9 @@ pub use job::Job;
 pub use report::check::{Check, RuleCheck};
 pub use report::rule_counter::RuleCounter;
 pub use report::{Decided, PolicingReport, Report, RuleReport, WorkerLimit};
-pub use traffic::share::{Share, Shares, shares};
-pub use traffic::weights::Weights;
+pub use traffic::share::{Share, Shares, hardware_share, shares};
 pub use traffic::{Amount, Decision, Decisions, TrafficSample, TrafficShare, TrafficShares};
+pub use weights::Weights;
 
 /// Compiles a policy for a device and a number of workers.
 ///
@@ -114,15 +115,6 @@ impl Job<'_> {
     /// As [`compile`].
     pub fn compile(&self) -> Result<Program, Diagnostics> {
         self.program().map_err(|problems| problems.diagnostics(self.policy, self.profile))
-    }
-
-    /// The percentage of packets that the device decides, if each rule decides as many as its weight; `None`:
-    /// no rule that packets are drawn from has a weight. Estimated with packets drawn from the rules; those
-    /// of the default do not count.
-    #[must_use]
-    pub fn hardware_percent(&self, program: &Program, weights: &Weights) -> Option<f64> {
-        let sample = Sample::of(self.policy, program, MAX_FLOWS_TRIED);
-        sample.hardware_percent(program, weights)
     }
 
     /// The program described, or why there is none.

@@ -1,9 +1,7 @@
 //! Where the packets of real traffic are decided: by the device, by workers, or by nobody but the host.
 //! Packets are given one by one; equal ones are decided once.
 
-pub(crate) mod cost;
 pub(crate) mod share;
-pub(crate) mod weights;
 
 use std::collections::HashMap;
 
@@ -11,8 +9,8 @@ use packet::DeepKey;
 use program::{Explanation, Program};
 use serde::Serialize;
 
-use crate::traffic::cost::{mean_ns, worker_ps};
-use crate::traffic::share::Random;
+use crate::cost::worker_ps;
+use crate::traffic::share::mean_ns;
 
 /// The most packets whose decisions are kept.
 const MAX_KEPT: usize = 1 << 16;
@@ -134,19 +132,23 @@ const MAX_DECIDED: u64 = 1 << 20;
 #[derive(Debug)]
 pub struct TrafficSample {
     one_in: u64,
-    random: Random,
+    /// The state of a linear congruential generator (Knuth, MMIX).
+    state: u64,
 }
 
 impl TrafficSample {
     /// The shares of a capture of this many packets.
     #[must_use]
     pub fn of(packets: u64) -> Self {
-        Self { one_in: packets.div_ceil(MAX_DECIDED).max(1), random: Random(1) }
+        Self { one_in: packets.div_ceil(MAX_DECIDED).max(1), state: 1 }
     }
 
     /// Whether the next packet is chosen.
     pub fn takes(&mut self) -> bool {
-        self.one_in == 1 || (self.random.next() >> 16).is_multiple_of(self.one_in)
+        self.state =
+            self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        // The upper bits are the better ones.
+        self.one_in == 1 || ((self.state ^ self.state >> 32) >> 16).is_multiple_of(self.one_in)
     }
 }
 

@@ -36,7 +36,7 @@ use crate::mask_index::MaskIndex;
 use crate::rank::lower::{ActionId, Candidate, CandidateId, Lowered, LoweredAction, Steering};
 use crate::rank::order::{Ranked, RankedFlows, Ranks};
 use crate::specs;
-use crate::traffic::weights::Weights;
+use crate::weights::Weights;
 
 /// The most shared flows of one flow, those of its shared flows included.
 pub(crate) const MAX_SHARED_OF_FLOW: usize = 1 << 9;

@@ -26,6 +26,7 @@ mod reduce;
 
 use program::RuleId;
 
+use crate::cost::install_ps;
 use crate::cover::CoveredRule;
 use crate::cube::Image;
 use crate::fit::merge_masks::fixed_bits;
@@ -34,7 +35,6 @@ use crate::job::Job;
 use crate::rank::lower::{Candidate, Lowered};
 use crate::rank::order::RankedFlows;
 use crate::specs::Reading;
-use crate::traffic::cost::install_ps;
 
 use graph::{Graph, GraphLimits, Items};
 use reduce::{MaskClass, Reduction};

@@ -6,7 +6,7 @@ use policy::Policy;
 use program::{Class, Outcome, Predicate, RuleId, Step};
 
 use crate::except::classes::Deciding;
-use crate::traffic::weights::Weights;
+use crate::weights::Weights;
 
 /// Counts received packets by the rule that decides them: the first that matches.
 ///

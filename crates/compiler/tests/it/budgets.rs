@@ -428,7 +428,7 @@ fn least_ns<K>(keys: &[K], mut call: impl FnMut(&K)) -> f64 {
 }
 
 #[test]
-#[ignore = "prints the numbers of crates/compiler/src/traffic/cost.rs: run with --release, alone"]
+#[ignore = "prints the numbers of crates/compiler/src/cost.rs: run with --release, alone"]
 fn costs_of_decisions() {
     let Some(folder) = test_support::corpora("rules") else { return };
     let set = Set::read(&folder.join("acl1_10k"), 1);

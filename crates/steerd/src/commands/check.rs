@@ -218,7 +218,7 @@ impl CountedShare {
         Self {
             packets,
             rules_without_counter: by_rule.iter().filter(|packets| packets.is_none()).count(),
-            in_hardware_percent: program.and_then(|program| job.hardware_percent(program, &weights)),
+            in_hardware_percent: program.and_then(|program| compiler::hardware_share(job, program, &weights)),
         }
     }
 }

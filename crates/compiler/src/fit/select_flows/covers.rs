@@ -14,6 +14,7 @@ use program::{GroupId, RuleId};
 
 use super::graph::{Item, Items};
 use super::{COVER_PART, Choice, MaskKey, Room};
+use crate::cost::saved_ps;
 use crate::cover::{CoveredRule, everything};
 use crate::cube::{Cube, DST_HIGH, DST_IPV4, DST_LOW, HAS_IPV4, HAS_IPV6, SRC_HIGH, SRC_IPV4, SRC_LOW, Slot};
 use crate::fit::assign_priorities::priorities_for;
@@ -23,7 +24,6 @@ use crate::mask_index::MaskIndex;
 use crate::rank::lower::{ActionId, Candidate, Lowered, LoweredAction, Steering};
 use crate::rank::order::RankedFlows;
 use crate::specs::{self, Reading};
-use crate::traffic::cost::saved_ps;
 
 /// The part of a flow's match that its cover has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use program::RuleId;
 
 use super::MaskKey;
+use crate::cost::saved_ps;
 use crate::cube::{Cube, DST_MAC, HAS_IPV4, HAS_IPV6, Image, PROTOCOL, SRC_MAC, WORDS};
 use crate::fit::merge_masks::splittable;
 use crate::job::Job;
@@ -12,7 +13,6 @@ use crate::mask_index::{ByMask, MaskIndex};
 use crate::rank::lower::{Candidate, CandidateId};
 use crate::rank::order::{Ranked, RankedFlows, order_matters};
 use crate::specs::Reading;
-use crate::traffic::cost::saved_ps;
 
 /// The most flows to choose from: the memory for what has to be left with each is quadratic, 128 MiB for so
 /// many. Those after them are left to workers, which forces no earlier one to be left.

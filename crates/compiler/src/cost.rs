@@ -2,7 +2,13 @@
 //! software NIC, on two cores of an AMD EPYC; no NIC was measured. They compare policies with one another and
 //! do not predict the rate of a machine, for which `steerd run --stage-times` measures.
 
-use program::{Class, Decide};
+use std::collections::BTreeMap;
+
+use program::{Class, Decide, Program, RuleId};
+
+use crate::drawn_packets::DrawnPacket;
+use crate::flow_groups::FlowGroups;
+use crate::job::Job;
 
 /// Picoseconds, so that sums are exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,11 +27,10 @@ struct CostModel {
 
 const MEASURED: CostModel = CostModel { receive: 10_600, parse: 14_400, compare: 9_200, search: 55_000 };
 
-const PS_PER_NS: f64 = 1e3;
-
 /// The time that a worker takes for a packet of a class, in picoseconds. `comparisons` is the number of rules
 /// that the packet is compared with, if it is known. Packets without a class reach no worker.
-pub(crate) fn worker_ps(class: Option<&Class>, comparisons: Option<u64>) -> u64 {
+#[must_use]
+pub fn worker_ps(class: Option<&Class>, comparisons: Option<u64>) -> u64 {
     let CostModel { receive, parse, compare, search } = MEASURED;
     match class {
         None => 0,
@@ -52,7 +57,28 @@ pub(crate) fn install_ps(seconds: f64) -> f64 {
     seconds * saved_ps(false) as f64 / POLICY_STAYS_SECONDS
 }
 
-/// The mean time per packet in nanoseconds; 0 if there are no packets.
-pub(crate) fn mean_ns(ps: u64, packets: u64) -> f64 {
-    ps as f64 / PS_PER_NS / packets.max(1) as f64
+/// The time that a program costs a packet, in picoseconds: of workers, of the groups of flows that it passes,
+/// and of installing the program. The mean of the drawn packets; with weights, those drawn from a rule together
+/// count as its weight.
+pub(crate) fn program_ps(job: &Job<'_>, packets: &[DrawnPacket], program: &Program) -> f64 {
+    let groups = FlowGroups::of(program, job.profile);
+    let ps_per_group = u64::from(job.profile.ns_per_group.unwrap_or(0)) * 1000;
+    let passed = |flow| groups.as_ref().map_or(0, |groups| groups.passed(flow)) * ps_per_group;
+    let mut rules: BTreeMap<RuleId, (u64, u64)> = BTreeMap::new();
+    for DrawnPacket { rule, key, .. } in packets {
+        let explained = program.explain_deep(key);
+        let class = explained.class.and_then(|class| program.class(class));
+        let (packets, ps) = rules.entry(*rule).or_default();
+        *packets += 1;
+        *ps += worker_ps(class, class.and_then(|class| class.comparisons(key))) + passed(explained.flow);
+    }
+    let (mut total, mut sum) = (0.0, 0.0);
+    for (rule, (packets, ps)) in rules {
+        let weight = job.weights.map_or(packets as f64, |weights| weights.of(rule) as f64);
+        total += weight;
+        sum += weight * ps as f64 / packets as f64;
+    }
+    let per_packet = if total > 0.0 { sum / total } else { 0.0 };
+    let seconds = groups.as_ref().and_then(|groups| groups.install_seconds).unwrap_or(0.0);
+    per_packet + install_ps(seconds)
 }
