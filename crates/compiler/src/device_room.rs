@@ -28,7 +28,7 @@ use serde::Serialize;
 use crate::capacity::{Capacity, CapacityRow};
 use crate::cover::MAX_FLOWS;
 use crate::diagnostics::Obstacle;
-use crate::fit::assign_priorities::priorities_for;
+use crate::fit::packing::priorities_for;
 use crate::job::Job;
 use crate::mask_index::ByMask;
 use samples::{Sample, SampleKind, Samples};

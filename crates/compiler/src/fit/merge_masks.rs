@@ -7,18 +7,14 @@ use std::collections::BTreeMap;
 use device_model::{DeviceModel, PriorityTable};
 
 use crate::cover::MAX_FLOWS;
-use crate::cube::{
-    Cube, DST_HIGH, DST_IPV4, DST_LOW, DST_PORT, Image, SRC_HIGH, SRC_LOW, SRC_PORT, TOS, TTL, WORDS,
-};
-use crate::fit::assign_priorities::priorities_for;
+use crate::cube::{Cube, Image, WORDS};
+use crate::fit::mask_key::{MAX_BITS, MaskKey, flows_by_mask, parts, splittable};
+use crate::fit::packing::priorities_for;
 use crate::flow_groups::most_split_flows;
 use crate::mask_index::ByMask;
 use crate::rank::lower::{Candidate, CandidateId};
 use crate::rank::order::{Ranked, RankedFlows, Ranking};
 use crate::specs::Reading;
-
-/// The most bits by which two masks may differ: a flow becomes two to that power.
-pub(crate) const MAX_BITS: u32 = 12;
 
 /// How often merged masks are merged again.
 const MAX_ROUNDS: usize = 16;
@@ -82,11 +78,8 @@ struct RankMasks {
 
 impl RankMasks {
     fn of(candidates: &[Candidate], rank: Option<u32>, kept: Vec<Ranked>, reading: Reading) -> Self {
-        let mut copies: ByMask<Image, usize> = ByMask::default();
         let own = kept.iter().map(|ranked| &candidates[ranked.id.index()]);
-        for candidate in own.filter(|candidate| !candidate.traps) {
-            *copies.entry(candidate.cube.matchable_mask()).or_default() += 1;
-        }
+        let copies = flows_by_mask(own.filter(|candidate| !candidate.traps), reading);
         let masks = Masks::of(candidates, &kept, reading);
         Self { rank, kept, masks, copies: copies.into_values().collect() }
     }
@@ -95,7 +88,7 @@ impl RankMasks {
     fn priorities(&self, merging: &Merging, table: PriorityTable) -> u32 {
         let [received, sent] = [false, true].map(|is_sent| {
             let groups = self.masks.groups.iter().zip(merging.into.iter().zip(&merging.flows));
-            let left = groups.filter(|(group, (into, _))| group.is_sent == is_sent && into.is_none());
+            let left = groups.filter(|(group, (into, _))| group.key.is_sent == is_sent && into.is_none());
             priorities_for(left.map(|(_, (_, flows))| *flows), table)
         });
         let copying = priorities_for(self.copies.iter().copied(), table);
@@ -179,34 +172,27 @@ fn merge_to(
 
 /// The masks of some flows.
 struct Masks {
-    groups: Vec<Group>,
+    groups: Vec<MaskGroup>,
     /// The group of each flow; those that copy have none.
     of: Vec<Option<usize>>,
     families: Families,
 }
 
 /// Flows of one mask.
-struct Group {
-    /// The mask as the device sees it.
-    mask: Image,
-    /// Whether they match what the host sends: the device has other tables for these.
-    is_sent: bool,
-    /// Whether they have one more spec, as their address is multicast.
-    is_multicast: bool,
+struct MaskGroup {
+    key: MaskKey,
     flows: usize,
 }
 
 impl Masks {
     fn of(candidates: &[Candidate], kept: &[Ranked], reading: Reading) -> Self {
-        let mut place: ByMask<(Image, bool, bool), usize> = ByMask::default();
-        let mut groups: Vec<Group> = Vec::new();
+        let mut place: ByMask<MaskKey, usize> = ByMask::default();
+        let mut groups: Vec<MaskGroup> = Vec::new();
         let own = kept.iter().map(|ranked| &candidates[ranked.id.index()]);
         let of = own.map(|candidate| {
-            let mask = candidate.traps.then(|| candidate.cube.matchable_mask())?;
-            let is_sent = candidate.is_sent();
-            let is_multicast = reading.has_multicast_spec(&candidate.cube);
-            let group = *place.entry((mask, is_sent, is_multicast)).or_insert_with(|| {
-                groups.push(Group { mask, is_sent, is_multicast, flows: 0 });
+            let key = candidate.traps.then(|| MaskKey::of(candidate, reading))?;
+            let group = *place.entry(key).or_insert_with(|| {
+                groups.push(MaskGroup { key, flows: 0 });
                 groups.len() - 1
             });
             groups[group].flows += 1;
@@ -325,28 +311,18 @@ struct Family {
 }
 
 impl Families {
-    fn of(groups: &[Group], reading: Reading) -> Self {
+    fn of(groups: &[MaskGroup], reading: Reading) -> Self {
         let splittable = splittable();
-        // Most words are zero in all masks.
-        let touched: Vec<usize> =
-            (0..WORDS).filter(|word| groups.iter().any(|group| group.mask[*word] != 0)).collect();
-        let (cut, fixed): (Vec<usize>, Vec<usize>) = touched.iter().partition(|word| splittable[**word] != 0);
-        let all = cut.iter().chain(&fixed).copied();
-        let rest = |group: &Group| {
-            let fixed = fixed_bits(&group.mask, &splittable, reading);
-            let mask = all.clone().map(|word| fixed[word]);
-            mask.chain([u64::from(group.is_sent), u64::from(group.is_multicast)]).collect()
-        };
+        let cut: Vec<usize> = (0..WORDS).filter(|word| splittable[*word] != 0).collect();
         let mut by_rest: ByMask<Vec<u64>, Vec<(u32, usize)>> = ByMask::default();
-        for (index, group) in groups.iter().enumerate() {
-            let bits = group.mask.iter().map(|word| word.count_ones()).sum();
-            by_rest.entry(rest(group)).or_default().push((bits, index));
+        for (index, MaskGroup { key, .. }) in groups.iter().enumerate() {
+            by_rest.entry(key.family(&splittable, reading)).or_default().push((key.bits(), index));
         }
         let mut families = Self { list: Vec::new(), of: vec![(0, 0); groups.len()] };
         for mut members in by_rest.into_values() {
             members.sort_unstable();
             let words = |(_, group): &(u32, usize)| {
-                cut.iter().map(|word| groups[*group].mask[*word]).collect::<Vec<u64>>()
+                cut.iter().map(|word| groups[*group].key.mask[*word]).collect::<Vec<u64>>()
             };
             let words = members.iter().flat_map(words).collect();
             for (place, (_, group)) in members.iter().enumerate() {
@@ -366,26 +342,6 @@ impl Family {
     }
 }
 
-/// The bits that have to be equal for flows of one mask to be split into those of another one. Where
-/// multicast addresses have one more spec, an address that may be multicast or not is not split: its parts
-/// would have different specs.
-pub(crate) fn fixed_bits(mask: &Image, splittable: &Image, reading: Reading) -> Image {
-    let address = |mask: u64| Cube::ANY.with(DST_IPV4, 0, mask).map_or([0; WORDS], |cube| cube.mask);
-    let (top, all) = (address(0xf << 28), address(DST_IPV4.ones()));
-    let is_whole = (0..WORDS).all(|word| top[word] & !mask[word] == 0);
-    let kept = if is_whole || !reading.marks_multicast() { [0; WORDS] } else { all };
-    std::array::from_fn(|word| mask[word] & (!splittable[word] | kept[word]))
-}
-
-/// Bits by which a flow may be split: those of numbers that imply nothing about other fields.
-pub(crate) fn splittable() -> Image {
-    let fields = [SRC_PORT, DST_PORT, TOS, TTL, DST_HIGH, SRC_HIGH, DST_LOW, SRC_LOW];
-    fields
-        .into_iter()
-        .filter_map(|field| Cube::ANY.with(field, 0, field.ones()))
-        .fold([0; WORDS], |all, cube| std::array::from_fn(|i| all[i] | cube.mask[i]))
-}
-
 /// The kept candidates, those of merged masks split.
 fn split(
     candidates: &mut Vec<Candidate>,
@@ -403,7 +359,7 @@ fn split(
             continue;
         };
         let whole = candidates[ranked.id.index()];
-        for cube in parts(&whole.cube, &masks.groups[merging.last(group)].mask) {
+        for cube in parts(&whole.cube, &masks.groups[merging.last(group)].key.mask) {
             cut.push(Ranked { id: CandidateId::of(candidates.len()), ..ranked });
             candidates.push(Candidate { cube, ..whole });
         }
@@ -411,31 +367,12 @@ fn split(
     cut
 }
 
-/// The cube split by all bits that the mask has beyond its own.
-pub(crate) fn parts(cube: &Cube, mask: &Image) -> Vec<Cube> {
-    let mut parts = vec![*cube];
-    for (word, mask) in mask.iter().enumerate() {
-        let mut extra = mask & !cube.mask[word];
-        while extra != 0 {
-            let bit = 1u64 << extra.trailing_zeros();
-            extra &= !bit;
-            for at in 0..parts.len() {
-                parts[at].mask[word] |= bit;
-                let mut other = parts[at];
-                other.value[word] |= bit;
-                parts.push(other);
-            }
-        }
-    }
-    parts
-}
-
 #[cfg(test)]
 mod tests {
     use program::RuleId;
 
     use super::*;
-    use crate::cube::{ETHER_TYPE, HAS_IPV4, HAS_UDP};
+    use crate::cube::{DST_PORT, ETHER_TYPE, HAS_IPV4, HAS_UDP, SRC_PORT};
     use crate::rank::lower::ActionId;
 
     fn candidate(cube: Cube, rule: usize) -> Candidate {

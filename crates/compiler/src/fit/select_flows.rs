@@ -29,10 +29,9 @@ use program::RuleId;
 use crate::cost::install_ps;
 use crate::cover::CoveredRule;
 use crate::cube::Image;
-use crate::fit::merge_masks::fixed_bits;
 use crate::flow_groups::most_split_flows;
 use crate::job::Job;
-use crate::rank::lower::{Candidate, Lowered};
+use crate::rank::lower::Lowered;
 use crate::rank::order::RankedFlows;
 use crate::specs::Reading;
 
@@ -55,32 +54,6 @@ pub(crate) struct Room {
     pub(crate) flows: usize,
     /// The most ranks.
     pub(crate) ranks: u32,
-}
-
-/// The mask of a flow as a device counts it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct MaskKey {
-    mask: Image,
-    is_sent: bool,
-    /// Whether the flow has an Ethernet spec because its address is multicast.
-    is_multicast: bool,
-}
-
-impl MaskKey {
-    fn of(candidate: &Candidate, reading: Reading) -> Self {
-        let Candidate { cube, .. } = candidate;
-        Self {
-            mask: reading.as_matched(cube).matchable_mask(),
-            is_sent: candidate.is_sent(),
-            is_multicast: reading.has_multicast_spec(cube),
-        }
-    }
-
-    /// The properties that have to be equal for flows of one mask to be split into those of another one.
-    fn family(&self, splittable: &Image, reading: Reading) -> Vec<u64> {
-        let fixed = fixed_bits(&self.mask, splittable, reading);
-        fixed.into_iter().chain([self.is_sent, self.is_multicast].map(u64::from)).collect()
-    }
 }
 
 /// Chooses flows for the room, of those that [`order`](crate::rank::order) has kept.

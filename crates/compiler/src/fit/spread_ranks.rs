@@ -9,11 +9,12 @@ use std::cmp::Reverse;
 
 use device_model::{DeviceModel, PriorityTable};
 
-use crate::cube::Image;
-use crate::fit::assign_priorities::priorities_for;
+use crate::fit::mask_key::{MaskKey, flows_by_mask};
+use crate::fit::packing::priorities_for;
 use crate::mask_index::{ByMask, MaskIndex};
 use crate::rank::lower::Candidate;
 use crate::rank::order::{Ranked, RankedFlows, Ranking};
+use crate::specs::Reading;
 
 /// Moves flows until each rank fits into one priority, as far as that is possible.
 pub(crate) fn spread_ranks(profile: &DeviceModel, mut flows: RankedFlows) -> RankedFlows {
@@ -24,6 +25,7 @@ pub(crate) fn spread_ranks(profile: &DeviceModel, mut flows: RankedFlows) -> Ran
 }
 
 fn spread(profile: &DeviceModel, table: PriorityTable, candidates: &[Candidate], ranking: &mut Ranking) {
+    let reading = Reading::of(profile);
     let is_received = |candidate: &Candidate| !candidate.is_sent() && !candidate.comes_last(profile);
     let mut ranks: Vec<Vec<usize>> = vec![Vec::new(); ranking.ranks() as usize];
     for (place, Ranked { id, rank }) in ranking.kept.iter().enumerate() {
@@ -32,20 +34,20 @@ fn spread(profile: &DeviceModel, table: PriorityTable, candidates: &[Candidate],
         }
     }
     let of_place = |kept: &[Ranked], place: usize| &candidates[kept[place].id.index()];
-    let mut single = Vec::new();
-    let mut priorities = 0;
-    for places in &ranks {
-        let masks = masks(places.iter().map(|place| of_place(&ranking.kept, *place)));
-        priorities += priorities_for(masks.iter().map(|(_, flows)| *flows), table);
-        single.push(single_flows(&masks, table));
-    }
+    let of_rank =
+        |places: &Vec<usize>| masks(places.iter().map(|place| of_place(&ranking.kept, *place)), reading);
+    let masks: Vec<Vec<(MaskKey, usize)>> = ranks.iter().map(of_rank).collect();
+    let mut single: Vec<usize> = masks.iter().map(|masks| single_flows(masks, table)).collect();
+    let taken = masks.iter().map(|masks| priorities_for(masks.iter().map(|(_, flows)| *flows), table));
+    let priorities: u32 = taken.sum();
     if priorities <= profile.priorities_per_program() {
         return;
     }
     let most = table.single_entries() as usize;
     let (mut later, mut met) = (MaskIndex::default(), Vec::new());
     for rank in (0..ranks.len()).rev() {
-        for place in rarest(&ranks[rank], &ranking.kept, candidates, table) {
+        let mask = |place: usize| MaskKey::of(of_place(&ranking.kept, place), reading);
+        for place in rarest(&ranks[rank], mask, &masks[rank], table) {
             if single[rank] <= most {
                 break;
             }
@@ -68,30 +70,31 @@ fn spread(profile: &DeviceModel, table: PriorityTable, candidates: &[Candidate],
 }
 
 /// The masks of flows as the device sees them, most numerous first.
-fn masks<'c>(flows: impl Iterator<Item = &'c Candidate>) -> Vec<(Image, usize)> {
-    let mut masks: ByMask<Image, usize> = ByMask::default();
-    flows.for_each(|flow| *masks.entry(flow.cube.matchable_mask()).or_default() += 1);
-    let mut masks: Vec<(Image, usize)> = masks.into_iter().collect();
+fn masks<'c>(flows: impl Iterator<Item = &'c Candidate>, reading: Reading) -> Vec<(MaskKey, usize)> {
+    let mut masks: Vec<(MaskKey, usize)> = flows_by_mask(flows, reading).into_iter().collect();
     masks.sort_by_key(|(mask, flows)| (Reverse(*flows), *mask));
     masks
 }
 
 /// How many flows have no place in the groups of one priority.
-fn single_flows(masks: &[(Image, usize)], table: PriorityTable) -> usize {
+fn single_flows(masks: &[(MaskKey, usize)], table: PriorityTable) -> usize {
     let all: usize = masks.iter().map(|(_, flows)| flows).sum();
     let groups = masks.iter().take(table.groups as usize);
     all - groups.map(|(_, flows)| (*flows).min(table.group_entries as usize)).sum::<usize>()
 }
 
-/// The flows of a rank whose masks get no group, those of the rarest masks first.
-fn rarest(places: &[usize], kept: &[Ranked], candidates: &[Candidate], table: PriorityTable) -> Vec<usize> {
-    let of_place = |place: &usize| &candidates[kept[*place].id.index()];
-    let masks = masks(places.iter().map(of_place));
-    let numbers: ByMask<Image, usize> =
-        masks.iter().enumerate().map(|(number, (mask, _))| (*mask, number)).collect();
-    let number = |place: &usize| numbers[&of_place(place).cube.matchable_mask()];
-    let mut rarest: Vec<usize> =
-        places.iter().copied().filter(|place| number(place) >= table.groups as usize).collect();
-    rarest.sort_by_key(|place| (Reverse(number(place)), *place));
-    rarest
+/// The flows of a rank whose masks get no group, those of the rarest masks first. `masks`: those of the rank, most
+/// numerous first.
+fn rarest(
+    places: &[usize],
+    mask: impl Fn(usize) -> MaskKey,
+    masks: &[(MaskKey, usize)],
+    table: PriorityTable,
+) -> Vec<usize> {
+    let numbers = masks.iter().enumerate().skip(table.groups as usize);
+    let numbers: ByMask<MaskKey, usize> = numbers.map(|(number, (mask, _))| (*mask, number)).collect();
+    let number = |place: usize| Some((Reverse(*numbers.get(&mask(place))?), place));
+    let mut rarest: Vec<(Reverse<usize>, usize)> = places.iter().copied().filter_map(number).collect();
+    rarest.sort_unstable();
+    rarest.into_iter().map(|(_, place)| place).collect()
 }

@@ -13,12 +13,12 @@ use policy::policy::Action;
 use program::{GroupId, RuleId};
 
 use super::graph::{Item, Items};
-use super::{COVER_PART, Choice, MaskKey, Room};
+use super::{COVER_PART, Choice, Room};
 use crate::cost::saved_ps;
 use crate::cover::{CoveredRule, everything};
 use crate::cube::{Cube, DST_HIGH, DST_IPV4, DST_LOW, HAS_IPV4, HAS_IPV6, SRC_HIGH, SRC_IPV4, SRC_LOW, Slot};
-use crate::fit::assign_priorities::priorities_for;
-use crate::fit::merge_masks::parts;
+use crate::fit::mask_key::{MaskKey, parts};
+use crate::fit::packing::priorities_for;
 use crate::job::Job;
 use crate::mask_index::MaskIndex;
 use crate::rank::lower::{ActionId, Candidate, Lowered, LoweredAction, Steering};

@@ -4,10 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use program::RuleId;
 
-use super::MaskKey;
 use crate::cost::saved_ps;
 use crate::cube::{Cube, DST_MAC, HAS_IPV4, HAS_IPV6, Image, PROTOCOL, SRC_MAC, WORDS};
-use crate::fit::merge_masks::splittable;
+use crate::fit::mask_key::{MaskKey, splittable};
 use crate::job::Job;
 use crate::mask_index::{ByMask, MaskIndex};
 use crate::rank::lower::{Candidate, CandidateId};

@@ -4,8 +4,8 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
 use super::graph::{Graph, ItemSet, Items};
-use super::{Choice, FlowPrice, MaskKey, Room};
-use crate::fit::merge_masks::{MAX_BITS, splittable};
+use super::{Choice, FlowPrice, Room};
+use crate::fit::mask_key::{MAX_BITS, MaskKey, splittable};
 use crate::mask_index::ByMask;
 use crate::specs::Reading;
 
@@ -37,11 +37,10 @@ impl MaskClass {
         for (item, found) in items.list.iter().enumerate() {
             let key = found.key;
             let place = *places.entry(key).or_insert_with(|| {
-                let bits = key.mask.iter().map(|word| word.count_ones()).sum();
                 let is_free = items.fixed_masks.contains(&key);
                 classes.push(Self {
                     key,
-                    bits,
+                    bits: key.bits(),
                     finer: Vec::new(),
                     next: 0,
                     members: Vec::new(),
