@@ -6,10 +6,10 @@
 
 use std::time::Duration;
 
-use compiler::{Decisions, TrafficShare, TrafficShares};
 use device_model::DeviceModel;
 use packet::DeepKey;
 use policy::{NoFiles, Source};
+use reports::{Decisions, TrafficShare, TrafficShares};
 use steerd_benches::comparison::{Case, Ratio};
 use steerd_benches::daemon::{Daemon, DaemonOptions, Provider};
 use steerd_benches::rules::RuleSet;

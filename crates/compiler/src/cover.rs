@@ -7,14 +7,14 @@ pub(crate) mod legalize;
 use device_model::DeviceModel;
 use policy::Policy;
 use policy::policy::{Action, Direction};
-use program::{Outcome, Predicate, RuleId, Step, UndecidedKey, UndecidedReason};
+use program::{Match, Outcome, Predicate, RuleId, Step, UndecidedKey, UndecidedReason};
 
 use crate::cover::expand::{Explosion, expand};
 use crate::cover::legalize::Expansion;
 use crate::cube::{Cube, SENT, WORDS};
 
 /// The most flows of one program on any device: with more, installing takes minutes.
-pub(super) const MAX_FLOWS: usize = 1 << 18;
+pub const MAX_FLOWS: usize = 1 << 18;
 /// Two rules with more pairs of cubes than this are not compared, and assumed to overlap.
 pub(super) const MAX_PAIRS_OF_CUBES: usize = 1 << 14;
 
@@ -36,6 +36,12 @@ pub(super) enum CoverProblem {
     Combinations(RuleId, Explosion),
     /// The policy exceeds [`MAX_FLOWS`] at the rule.
     Flows(RuleId),
+}
+
+/// The cubes that cover a match as exactly as the device can; `None`: there would be too many.
+#[must_use]
+pub fn cover_match(matches: &Match, direction: Direction, model: &DeviceModel) -> Option<Expansion> {
+    expand(matches, direction, model).ok()
 }
 
 /// Covers every rule. Stops at the rule with which the cubes exceed [`MAX_FLOWS`]: further cubes would only

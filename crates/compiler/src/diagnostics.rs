@@ -34,7 +34,8 @@ pub struct Obstacle {
 
 impl Problems {
     /// All as diagnostics, by their places in the policy.
-    pub(crate) fn diagnostics(&self, policy: &Policy, profile: &DeviceModel) -> Diagnostics {
+    #[must_use]
+    pub fn diagnostics(&self, policy: &Policy, profile: &DeviceModel) -> Diagnostics {
         let context = Context { policy, profile };
         let mut diagnostics = Diagnostics::default();
         for problem in self.iter() {
@@ -45,7 +46,8 @@ impl Problems {
     }
 
     /// The problems that are about the device, in the order in which they were found.
-    pub(crate) fn obstacles(&self, policy: &Policy, profile: &DeviceModel) -> Vec<Obstacle> {
+    #[must_use]
+    pub fn obstacles(&self, policy: &Policy, profile: &DeviceModel) -> Vec<Obstacle> {
         let context = Context { policy, profile };
         let about_device = self.iter().filter(|problem| problem.is_about_device());
         about_device.map(|problem| context.text(problem).obstacle).collect()
@@ -96,7 +98,8 @@ impl Conflict {
 
 impl CapacityRow {
     /// The texts after the number and after the limit, if a program has half of what the device has.
-    pub(crate) fn for_one_program(&self) -> (&'static str, &'static str) {
+    #[must_use]
+    pub fn for_one_program(&self) -> (&'static str, &'static str) {
         match self.is_halved() {
             true => (" for it", ": half of what the device has, because a reload has two programs there"),
             false => ("", ""),
@@ -519,7 +522,8 @@ impl<'p> Context<'p> {
 
 /// The remedy by which an exception can be subtracted from the flows of a later rule, the default if it has
 /// no name. `lacks_ipv6`: the flows of that rule match every frame, because the device steers no IPv6.
-pub(crate) fn exclusion_remedy(name: Option<&str>, inseparable: Inseparable, lacks_ipv6: bool) -> String {
+#[must_use]
+pub fn exclusion_remedy(name: Option<&str>, inseparable: Inseparable, lacks_ipv6: bool) -> String {
     let later = name.map_or("the default".to_owned(), |name| format!("`{name}`"));
     let (ports, others) = ("`dst_port = \"1-65535\"`", "`protocol = { not = [\"tcp\", \"udp\"] }`");
     let not_ip = "`ethertype = { not = [\"ipv4\", \"ipv6\"] }`";

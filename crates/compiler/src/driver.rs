@@ -165,8 +165,11 @@ impl Refused {
 }
 
 impl Job<'_> {
-    /// The program, or why there is none.
-    pub(super) fn program(&self) -> Result<Program, Problems> {
+    /// The program.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn program(&self) -> Result<Program, Problems> {
         self.program_within(MAX_SHARED_OF_FLOW)
     }
 

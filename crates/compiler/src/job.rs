@@ -9,12 +9,16 @@ use crate::weights::Weights;
 /// The inputs of a compilation.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'p> {
-    pub(crate) policy: &'p Policy,
-    pub(crate) profile: &'p DeviceModel,
-    pub(crate) workers: usize,
+    /// The policy.
+    pub policy: &'p Policy,
+    /// The device.
+    pub profile: &'p DeviceModel,
+    /// The number of workers.
+    pub workers: usize,
     /// The program on the device, whose tags are kept.
-    pub(crate) previous: Option<&'p Program>,
-    pub(crate) weights: Option<&'p Weights>,
+    pub previous: Option<&'p Program>,
+    /// How many packets each rule decides; `None`: all rules count alike.
+    pub weights: Option<&'p Weights>,
 }
 
 impl<'p> Job<'p> {
@@ -37,11 +41,5 @@ impl<'p> Job<'p> {
     #[must_use]
     pub fn weighted(self, weights: Option<&'p Weights>) -> Self {
         Self { weights, ..self }
-    }
-
-    /// The policy that is compiled.
-    #[must_use]
-    pub fn policy(&self) -> &'p Policy {
-        self.policy
     }
 }

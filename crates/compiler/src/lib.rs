@@ -5,10 +5,9 @@
 //! `diagnostics` contains their English text. No pass depends on the order of a hash map, so equal input
 //! gives an equal program.
 //!
-//! It opens no device, reads no file and prints nothing. [`Job::check`] and [`Job::report`] describe the
-//! result to an operator, [`Capacity`] counts what a program needs of a device, [`Job::device_room`] how many
-//! rules at run time it has room for, [`reload_conflict()`] finds why two programs cannot be installed at
-//! once.
+//! It opens no device, reads no file and prints nothing. [`Capacity`] counts what a program needs of a device,
+//! [`reload_conflict()`] finds why two programs cannot be installed at once. The crate `reports` describes
+//! programs to operators.
 //!
 //! ```
 //! use device_model::DeviceModel;
@@ -28,7 +27,6 @@ mod added_rule;
 mod capacity;
 mod cost;
 mod cover;
-mod device_room;
 mod diagnostics;
 mod drawn_packets;
 mod driver;
@@ -41,9 +39,7 @@ mod job;
 mod mask_index;
 mod problem;
 mod rank;
-mod report;
 mod specs;
-mod traffic;
 mod weights;
 
 use device_model::DeviceModel;
@@ -53,15 +49,15 @@ use program::Program;
 
 pub use added_rule::{AddedRules, without_added_rules};
 pub use capacity::{Capacity, CapacityRow, PriorityUse};
-pub use device_room::{DeviceRoom, FormRoom};
-pub use diagnostics::{Obstacle, reload_conflict};
+pub use cost::worker_ps;
+pub use cover::legalize::Expansion;
+pub use cover::{MAX_FLOWS, cover_match};
+pub use diagnostics::{Obstacle, exclusion_remedy, reload_conflict};
+pub use drawn_packets::{DrawnPacket, draw_packets};
+pub use fit::packing::priorities_for;
 pub use flow_groups::FlowGroups;
 pub use job::Job;
-pub use report::check::{Check, RuleCheck};
-pub use report::rule_counter::RuleCounter;
-pub use report::{Decided, PolicingReport, Report, RuleReport, WorkerLimit};
-pub use traffic::share::{Share, Shares, hardware_share, shares};
-pub use traffic::{Amount, Decision, Decisions, TrafficSample, TrafficShare, TrafficShares};
+pub use problem::Problems;
 pub use weights::Weights;
 
 /// Compiles a policy for a device and a number of workers.
@@ -84,12 +80,6 @@ pub fn compile_with(
     previous: Option<&Program>,
 ) -> Result<Program, Diagnostics> {
     Job::new(policy, profile, workers).beside(previous).compile()
-}
-
-/// The [report](Job::report) of a policy for a device, beside the program that is on it.
-#[must_use]
-pub fn report(policy: &Policy, profile: &DeviceModel, workers: usize, previous: Option<&Program>) -> Report {
-    Job::new(policy, profile, workers).beside(previous).report()
 }
 
 /// Like [`compile`], with at most so many shared flows for one flow: for tests of what happens where they run
@@ -115,11 +105,5 @@ impl Job<'_> {
     /// As [`compile`].
     pub fn compile(&self) -> Result<Program, Diagnostics> {
         self.program().map_err(|problems| problems.diagnostics(self.policy, self.profile))
-    }
-
-    /// The program described, or why there is none.
-    #[must_use]
-    pub fn report(&self) -> Report {
-        report::describe(self)
     }
 }

@@ -22,9 +22,9 @@ pub(super) enum Problem {
     Shortage(Shortage),
 }
 
-/// The problems found so far, in their order: an operator sees as many as possible at once.
+/// The problems that the passes have found, in their order: an operator sees as many as possible at once.
 #[derive(Default)]
-pub(super) struct Problems(Vec<Problem>);
+pub struct Problems(Vec<Problem>);
 
 impl Problem {
     /// Whether it is a matter of the device, not of the policy and the settings alone.

@@ -78,11 +78,6 @@ impl Weights {
         self.packets.get(rule.index()).copied().unwrap_or(0)
     }
 
-    /// Returns the weights of some rules, in this order.
-    pub(crate) fn of_rules(&self, rules: &[usize]) -> Self {
-        Self { packets: rules.iter().map(|rule| self.of(RuleId::of(*rule))).collect() }
-    }
-
     /// The packets by rule, the default's last.
     #[must_use]
     pub fn packets(&self) -> &[u64] {

@@ -13,13 +13,14 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use compiler::{DeviceRoom, Job, RuleCounter, Weights};
+use compiler::{Job, Weights};
 use device_model::DeviceModel;
 use policy::policy::{SetSize, Workers};
 use policy::{
     Diagnostic, Diagnostics, Folder, LoadOptions, NoFiles, Place, Policy, SetLoader, Severity, Source,
 };
 use program::Program;
+use reports::{Check, DeviceRoom, RuleCounter};
 
 use crate::lost_exceptions::Lost;
 use crate::message::{Hinted, chain};
@@ -154,13 +155,13 @@ impl Read {
         if let (Some(own), Some(runtime)) = (&own, &mut program.runtime) {
             device_rules::note_enforced(own, runtime);
         }
-        warnings.extend(job.check(&program).warnings);
+        warnings.extend(Check::of(&job, &program).warnings);
         let lost = Lost::errors(&policy, &program).into_iter();
         let mut refused = lost.chain(Protection::of(&policy, Some(&program)).errors).collect::<Vec<_>>();
         if let Some(own) = own.as_mut().filter(|_| proves_room) {
             let of_own = Job::new(own, profile, workers);
             let alone = if device_rules.is_empty() { None } else { Some(of_own.compile()?) };
-            let room = of_own.device_room(alone.as_ref().unwrap_or(&program), false);
+            let room = DeviceRoom::of(&of_own, alone.as_ref().unwrap_or(&program), false);
             let (errors, of_room) = of_room(room.as_ref(), own, profile);
             refused.extend(errors);
             warnings.extend(of_room);

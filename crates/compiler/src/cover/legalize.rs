@@ -18,11 +18,12 @@ use program::{Errno, Feature, Match, UndecidedKey, UndecidedReason};
 const GROUP_BIT: u64 = 1 << 40;
 
 /// The cubes that cover a match.
-pub(crate) struct Expansion {
+#[derive(Clone, Debug)]
+pub struct Expansion {
     /// None: no packet can match.
-    pub(crate) cubes: Vec<Cube>,
+    pub cubes: Vec<Cube>,
     /// The keys that the cubes do not match exactly.
-    pub(crate) software: Vec<UndecidedKey>,
+    pub software: Vec<UndecidedKey>,
 }
 
 impl Expansion {

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use policy::policy::Action;
-use program::{Decide, GroupId, Outcome, RuleId, Step, StepList, Steps, Verdict};
+use program::{Decide, GroupId, Outcome, RuleId, StepList, Steps, Verdict};
 
 use crate::cover::{CoveredRule, MAX_PAIRS_OF_CUBES};
 use crate::cube::Cube;
@@ -49,12 +49,7 @@ impl Deciding {
                 steps.push(rule.step(RuleId::of(index)));
             }
         }
-        Self { places, ..Self::of_steps(steps) }
-    }
-
-    /// For [`Self::decide_all`].
-    pub(crate) fn of_steps(steps: Vec<Step>) -> Self {
-        Self { list: Arc::new(StepList::new(steps)), places: Vec::new() }
+        Self { list: Arc::new(StepList::new(steps)), places }
     }
 
     /// The steps of these rules, all of which decide packets.

@@ -209,7 +209,7 @@ fn row(name: &str, set: &Set, expected: &[usize], profile: &DeviceModel) -> Stri
     let memory = allocation_counter::measure(|| program = Some(compile(&set.policy, profile)));
     let program = program.expect("it was compiled");
     let share = hardware_share(set, expected, &program);
-    let all = compiler::shares(&set.policy, &program, None).all;
+    let all = reports::shares(&set.policy, &program, None).all;
     let masks: HashSet<_> = program.flows.iter().map(program::Flow::shape).collect();
     let kept_mb = memory.bytes_current as f64 / 1e6;
     format!(

@@ -4,7 +4,6 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use compiler::{Decided, Report};
 use device_model::DeviceModel;
 use packet::{DeepKey, FlowKey};
 use policy::{NoFiles, Policy, Source};
@@ -12,6 +11,7 @@ use program::{Outcome, Program, RuleId, Verdict};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
+use reports::{Decided, Report};
 
 use crate::support::clauses::{Clause, clauses};
 use crate::support::packets::packet_key;
@@ -37,7 +37,7 @@ fn policy(default: &str, rules: &[(&str, &str, &str)]) -> Policy {
 }
 
 fn report(policy: &Policy, profile: &DeviceModel) -> Report {
-    compiler::report(policy, profile, WORKERS, None)
+    reports::report(policy, profile, WORKERS, None)
 }
 
 /// The program and what is told of its rules.

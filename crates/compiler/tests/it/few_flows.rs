@@ -105,7 +105,7 @@ fn no_simple_choice_keeps_more_packets() {
 /// The mean nanoseconds of workers and of groups, for packets drawn from the rules.
 fn cost_ns(policy: &Policy, program: &Program, ns_per_group: f64) -> f64 {
     let groups = FlowGroups::of(program, &DeviceModel::mlx5()).expect("groups of flows");
-    let shares = compiler::shares(policy, program, Some(&groups)).all;
+    let shares = reports::shares(policy, program, Some(&groups)).all;
     shares.worker_ns_per_packet() + ns_per_group * shares.groups_per_packet().unwrap_or(0.0)
 }
 
@@ -272,7 +272,7 @@ struct TableRow {
     flows: usize,
     masks: usize,
     groups: FlowGroups,
-    shares: compiler::Share,
+    shares: reports::Share,
     in_hardware: f64,
     took: std::time::Duration,
 }
@@ -292,7 +292,7 @@ impl TableRow {
             room,
             flows: program.flows.len(),
             masks: masks(&program),
-            shares: compiler::shares(&policy, &program, Some(&groups)).all,
+            shares: reports::shares(&policy, &program, Some(&groups)).all,
             groups,
             in_hardware: hardware_share(&set, &expected, &program),
             took,

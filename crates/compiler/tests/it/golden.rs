@@ -24,7 +24,7 @@ fn program(text: &str) -> String {
         compiler::compile(&policy, &DeviceModel::ideal(), 4).unwrap_or_else(|problems| panic!("{problems}"));
     let warnings: Vec<String> = warnings
         .iter()
-        .chain(&compiler::Job::new(&policy, &DeviceModel::ideal(), 4).check(&program).warnings)
+        .chain(&reports::Check::of(&compiler::Job::new(&policy, &DeviceModel::ideal(), 4), &program).warnings)
         .map(ToString::to_string)
         .collect();
     format!("{program}warnings\n  {}\n", warnings.join("\n  "))
@@ -158,8 +158,7 @@ fn diagnostics_serialize_for_machines() {
 fn warnings(text: &str) -> Vec<String> {
     let (policy, _) = policy::parse(&Source::new("policy.toml", text), &files()).expect("a good policy");
     let program = compiler::compile(&policy, &DeviceModel::ideal(), 4).expect("a policy that fits");
-    compiler::Job::new(&policy, &DeviceModel::ideal(), 4)
-        .check(&program)
+    reports::Check::of(&compiler::Job::new(&policy, &DeviceModel::ideal(), 4), &program)
         .warnings
         .iter()
         .map(ToString::to_string)
@@ -299,8 +298,7 @@ fn the_steps_of_a_class_are_counted_and_limited() {
     };
     let few = policy(3);
     let program = compiler::compile(&few, &DeviceModel::ideal(), 1).unwrap();
-    let steps: Vec<u32> = compiler::Job::new(&few, &DeviceModel::ideal(), 1)
-        .check(&program)
+    let steps: Vec<u32> = reports::Check::of(&compiler::Job::new(&few, &DeviceModel::ideal(), 1), &program)
         .rules
         .iter()
         .map(|rule| rule.steps)
@@ -310,7 +308,10 @@ fn the_steps_of_a_class_are_counted_and_limited() {
 
     let many = policy(5000);
     let program = compiler::compile(&many, &DeviceModel::ideal(), 1).unwrap();
-    assert_eq!(compiler::Job::new(&many, &DeviceModel::ideal(), 1).check(&program).rules[0].steps, 5000);
+    assert_eq!(
+        reports::Check::of(&compiler::Job::new(&many, &DeviceModel::ideal(), 1), &program).rules[0].steps,
+        5000
+    );
 }
 
 /// The reason why the device does not decide the only rule of a policy; empty if it does.
@@ -485,7 +486,7 @@ fn bursts_with_less_than_a_packet_for_each_worker_are_warned_of() {
         );
         let (policy, _) = policy::parse(&Source::new("p.toml", text), &files()).unwrap();
         let program = compiler::compile(&policy, &ideal, 8).unwrap();
-        let found = compiler::Job::new(&policy, &ideal, 8).check(&program).warnings;
+        let found = reports::Check::of(&compiler::Job::new(&policy, &ideal, 8), &program).warnings;
         found.into_iter().map(|warning| warning.message).collect()
     };
     assert_eq!(
@@ -513,7 +514,7 @@ fn limits_that_workers_of_other_groups_exceed_are_warned_of() {
         );
         let (policy, _) = policy::parse(&Source::new("p.toml", text), &files()).unwrap();
         let program = compiler::compile(&policy, &ideal, 3).unwrap();
-        let found = compiler::Job::new(&policy, &ideal, 3).check(&program).warnings;
+        let found = reports::Check::of(&compiler::Job::new(&policy, &ideal, 3), &program).warnings;
         let found = found.into_iter().map(|warning| warning.message);
         found.filter(|message| message.contains("may pass in a second")).collect()
     };

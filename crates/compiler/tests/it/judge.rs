@@ -567,7 +567,7 @@ proptest! {
             }
         };
         let mut dead = BTreeMap::new();
-        for warning in compiler::Job::new(&policy, &ideal, WORKERS).check(&program).warnings {
+        for warning in reports::Check::of(&compiler::Job::new(&policy, &ideal, WORKERS), &program).warnings {
             if warning.message.ends_with("never matches") {
                 let line = program.rules.iter().position(|rule| rule.line == warning.line).expect("its rule");
                 dead.insert(RuleId(line as u32), warning.message);

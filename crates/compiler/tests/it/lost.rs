@@ -5,11 +5,12 @@
 use std::collections::BTreeMap;
 
 use analysis::lost_exceptions;
-use compiler::{compile, report};
+use compiler::compile;
 use device_model::DeviceModel;
 use packet::DeepKey;
 use policy::{NoFiles, Policy, Source};
 use program::Verdict;
+use reports::report;
 
 use crate::support::universe::{Random, Sample};
 

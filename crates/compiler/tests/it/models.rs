@@ -4,10 +4,10 @@
 use std::path::Path;
 use std::time::Duration;
 
-use compiler::Decided;
 use device_model::{DeviceModel, Feature};
 use policy::{NoFiles, Policy, Source};
 use proptest::prelude::*;
+use reports::Decided;
 
 /// The most time for one of the policies: a machine may be busy.
 const TIME: Duration = Duration::from_secs(20);
@@ -105,7 +105,7 @@ proptest! {
         let profile = DeviceModel::parse(Path::new("nic.toml"), &text).map_err(|error| TestCaseError::fail(format!("{error}\n{text}")))?;
         for policy in policies() {
             let started = test_support::CpuTime::now();
-            let report = compiler::report(&policy, &profile, 3, None);
+            let report = reports::report(&policy, &profile, 3, None);
             prop_assert!(started.elapsed() < TIME, "{:?} for\n{text}", started.elapsed());
             prop_assert_eq!(report.program.is_none(), !report.problems.is_empty());
             if let Some(program) = &report.program {
@@ -131,7 +131,7 @@ fn a_device_that_cannot_steer_is_refused_once_with_its_reason() {
             {
                 assert!(text.contains(words), "{words} in: {text}");
             }
-            let report = compiler::report(&policy, &profile, 2, None);
+            let report = reports::report(&policy, &profile, 2, None);
             assert_eq!(report.obstacles.len(), 1);
             assert_eq!(report.rules.len(), policy.rules.len());
             assert!(

@@ -24,7 +24,9 @@ fn run(text: &str, set: &str) {
             Err(problems) => problems,
             Ok(program) => {
                 assert!(!program.to_string().is_empty());
-                let mut all = compiler::Job::new(&policy, &DeviceModel::ideal(), 4).check(&program).warnings;
+                let mut all =
+                    reports::Check::of(&compiler::Job::new(&policy, &DeviceModel::ideal(), 4), &program)
+                        .warnings;
                 all.extend(warnings);
                 return render(&all.into());
             }

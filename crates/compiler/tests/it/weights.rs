@@ -1,13 +1,14 @@
 //! Policies compiled for traffic: where a device cannot decide all packets in hardware, it decides those of
 //! the rules that have most packets, counted in a capture or by a daemon.
 
-use compiler::{Job, RuleCounter, Weights};
+use compiler::{Job, Weights};
 use device_model::DeviceModel;
 use packet::DeepKey;
 use packet::build::FrameBuilder;
 use policy::{NoFiles, Policy, Source};
 use program::{Class, Program, RuleId};
 use proptest::prelude::*;
+use reports::{Check, RuleCounter};
 
 /// Rules at the end, each of which needs one flow more to be decided in hardware.
 const LAST: u8 = 4;
@@ -103,7 +104,7 @@ fn warnings_about_a_device_without_tags_depend_on_the_weights() {
         packets[heavy] = 10;
         let weights = weights(&policy, &traffic(packets));
         let job = Job::new(&policy, &device, 1).weighted(Some(&weights));
-        let warnings = job.check(&job.compile().expect("it fits")).warnings;
+        let warnings = Check::of(&job, &job.compile().expect("it fits")).warnings;
         let stays = |last: usize| format!("packets of `c{last}` that turn out to belong to `b` stay with");
         let warned: Vec<usize> = (0..usize::from(LAST))
             .filter(|last| warnings.iter().any(|warning| warning.message.contains(&stays(*last))))

@@ -12,9 +12,10 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use analysis::{Analysis, Reach, RuleAnalysis};
-use compiler::{Decided, Decisions, DeviceRoom, Job, Report, TrafficSample, TrafficShares, Weights};
+use compiler::{Job, Weights};
 use policy::{Diagnostic, Diagnostics, Policy};
 use program::{Program, RuleId, SinkId};
+use reports::{Decided, Decisions, DeviceRoom, Report, TrafficSample, TrafficShares};
 use serde::Serialize;
 
 use self::interface::OnInterface;
@@ -92,14 +93,14 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
     let policy_file::Read { policy, warnings, inputs } = read;
     let workers = workers.unwrap_or_else(|| policy_file::workers_named(&policy));
     let job = Job::new(&policy, profile, workers).weighted(weights.as_ref());
-    let mut report = job.report();
+    let mut report = Report::of(&job);
     for (index, rule) in report.rules.iter_mut().enumerate() {
         rule.action = effects::written(&policy, index);
     }
     let analysis = analysed(args, &policy);
     let lost = report.program.as_ref().map(|program| Lost::of(&policy, program)).unwrap_or_default();
     let protection = Protection::of(&policy, report.program.as_ref());
-    let room = report.program.as_ref().and_then(|program| job.device_room(program, !args.quiet));
+    let room = report.program.as_ref().and_then(|program| DeviceRoom::of(&job, program, !args.quiet));
     let (room_errors, of_room) = policy_file::of_room(room.as_ref(), &policy, profile);
     let warnings = all_warnings(&policy, &report, analysis.as_ref(), [warnings, of_room].concat());
     let device_warnings = report.program.as_ref().map(|program| device.warnings(program)).unwrap_or_default();
@@ -211,14 +212,14 @@ struct CountedShare {
 
 impl CountedShare {
     fn of(job: &Job<'_>, program: Option<&Program>, counters: &Counters) -> Self {
-        let by_rule = counters.by_rule(job.policy());
+        let by_rule = counters.by_rule(job.policy);
         let packets = by_rule.iter().flatten().fold(0u64, |sum, packets| sum.saturating_add(*packets));
         let weights = Weights::new(by_rule.iter().map(|packets| packets.unwrap_or(0)).collect());
         let program = program.filter(|_| packets > 0);
         Self {
             packets,
             rules_without_counter: by_rule.iter().filter(|packets| packets.is_none()).count(),
-            in_hardware_percent: program.and_then(|program| compiler::hardware_share(job, program, &weights)),
+            in_hardware_percent: program.and_then(|program| reports::hardware_share(job, program, &weights)),
         }
     }
 }

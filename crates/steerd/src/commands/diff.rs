@@ -9,10 +9,10 @@ use std::path::Path;
 use std::slice::Iter;
 
 use analysis::{Change, Diff, Effect, GroupChange, Names, PairSummary};
-use compiler::{Decided, RuleReport};
 use device_model::DeviceModel;
 use policy::policy::Direction;
 use policy::{Diagnostics, Policy, Source};
+use reports::{Decided, RuleReport};
 use serde::Serialize;
 
 use super::target;
@@ -339,7 +339,7 @@ struct Placed {
 
 impl Placement {
     fn of(old: &Policy, new: &Policy, profile: &DeviceModel, workers: usize) -> Self {
-        let [before, after] = [old, new].map(|policy| compiler::report(policy, profile, workers, None));
+        let [before, after] = [old, new].map(|policy| reports::report(policy, profile, workers, None));
         Self {
             profile: profile.name.clone(),
             workers,
@@ -388,7 +388,7 @@ impl Placement {
 }
 
 impl Whole {
-    fn of(report: &compiler::Report) -> Self {
+    fn of(report: &reports::Report) -> Self {
         let obstacles =
             report.obstacles.iter().map(|obstacle| format!("{}: {}", obstacle.reason, obstacle.limit));
         Self { ok: report.program.is_some(), obstacles: obstacles.collect() }
@@ -406,7 +406,7 @@ fn words(decided: Decided) -> &'static str {
 }
 
 /// In the order of the new policy; rules that are gone come last.
-fn moved(before: &compiler::Report, after: &compiler::Report) -> Vec<Moved> {
+fn moved(before: &reports::Report, after: &reports::Report) -> Vec<Moved> {
     let old: BTreeMap<&str, &RuleReport> =
         before.rules.iter().map(|rule| (rule.name.as_str(), rule)).collect();
     let new: BTreeSet<&str> = after.rules.iter().map(|rule| rule.name.as_str()).collect();

@@ -9,9 +9,9 @@ mod balance;
 mod collected;
 mod text;
 
-use compiler::Amount;
 use packet::DeepKey;
 use program::{Group, Program, WorkerId};
+use reports::Amount;
 use serde::Serialize;
 
 use super::target::Target;

@@ -109,7 +109,7 @@ fn the_share_of_a_capture_is_what_the_device_decides() {
         ip.udp(1, 2).build()
     };
     let capture: Vec<Vec<u8>> = [to(0), to(1), to(2)].into_iter().chain(vec![to(3); 7]).collect();
-    let mut counter = compiler::RuleCounter::new(&policy);
+    let mut counter = reports::RuleCounter::new(&policy);
     capture.iter().for_each(|frame| counter.add(&DeepKey::of(frame)));
     let weights = counter.weights();
     let profile = DeviceModel { priorities: 3, max_flows: Some(14), ..DeviceModel::ideal() };
@@ -118,8 +118,8 @@ fn the_share_of_a_capture_is_what_the_device_decides() {
         let program = Arc::new(job.compile().expect("it fits"));
         let mut rig = Rig::new(Personality::Ideal, WORKERS, 1);
         rig.install(&program).expect("it fits");
-        let mut shares = compiler::TrafficShares::new(&program, capture.len() as u64);
-        let mut decisions = compiler::Decisions::new(&program);
+        let mut shares = reports::TrafficShares::new(&program, capture.len() as u64);
+        let mut decisions = reports::Decisions::new(&program);
         let mut counted = 0;
         for frame in &capture {
             shares.add(decisions.of(&DeepKey::of(frame)), frame.len() as u64);

@@ -12,7 +12,6 @@ use crate::examples::examples;
 use crate::personalities::started_and_reloaded;
 use crate::support::{self, config};
 use crate::trial::rig::Rig;
-use compiler::{Decided, Report};
 use device_model::DeviceModel;
 use packet::build::FrameBuilder;
 use packet::{DeepKey, IpProtocol};
@@ -20,6 +19,7 @@ use policy::import::{self, ClassBench};
 use policy::policy::Workers;
 use policy::{NoFiles, Policy, Source};
 use program::Verdict;
+use reports::{Decided, Report};
 use softnic::Personality;
 
 const WORKERS: u32 = 4;
@@ -71,7 +71,7 @@ fn every_set_for(device: &str) {
         let policy = policy(&folder, set, ClassBench::default());
         assert_eq!(policy.rules.len(), filters, "{set}: a rule for each filter");
         let started = Instant::now();
-        let report = compiler::report(&policy, &profile, WORKERS as usize, None);
+        let report = reports::report(&policy, &profile, WORKERS as usize, None);
         let took = started.elapsed();
         println!("{device} {set}: {} ({took:?})", summary(&format!("{set} for {device}"), &report));
     }

@@ -1,10 +1,11 @@
 //! `check --format json`: one object, described in docs/reference/commands/check.md.
 
 use analysis::{Need, Pairs, Protected, Reach, Relation, RuleAnalysis};
-use compiler::{Capacity, DeviceRoom, FlowGroups, Obstacle, RuleReport, Shares, TrafficShare};
+use compiler::{Capacity, FlowGroups, Obstacle};
 use policy::Witness;
 use policy::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS};
 use program::{Program, RuleDeciders, RuleId, SinkId, SinkSpec};
+use reports::{DeviceRoom, RuleReport, Shares, TrafficShare};
 use serde::Serialize;
 
 use super::interface::{DecidedPackets, OnInterface};

@@ -4,11 +4,10 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use analysis::{Analysis, Need, Pair, Reach, Relation};
-use compiler::{
-    Amount, Capacity, CapacityRow, Decided, DeviceRoom, FlowGroups, Obstacle, Report, RuleReport,
-};
+use compiler::{Capacity, CapacityRow, FlowGroups, Obstacle};
 use device_model::Limit;
 use program::{Decider, RuleId, SinkId};
+use reports::{Amount, Decided, DeviceRoom, Report, RuleReport};
 use xdp::ClaimReport;
 
 use super::interface::{DecidedPackets, DecidedTraffic, OnInterface};
@@ -217,7 +216,7 @@ fn rules_table(report: &Report, layout: Layout) -> String {
         let (tone, words) = decided(report, index, rule);
         let before = format!("{line}{}", " ".repeat(width.saturating_sub(line.chars().count())));
         out.push_str(&layout.lines(tone, &before, &words));
-        if let Some(parts) = rule.policing.as_ref().and_then(compiler::PolicingReport::parts) {
+        if let Some(parts) = rule.policing.as_ref().and_then(reports::PolicingReport::parts) {
             out.push_str(&layout.lines(Style::Dim, "        ", &parts));
         }
         // The note about how other rules' flows leave out its packets.
@@ -393,7 +392,7 @@ fn shares(report: &Report, layout: Layout) -> String {
         all.worker_ns_per_packet(),
     );
     let mut out = format!("\n{}", layout.lines_after(Style::Heading, "", "  ", &title));
-    let percent = |rule: &RuleReport| rule.share.as_ref().and_then(compiler::Share::hybrid_percent);
+    let percent = |rule: &RuleReport| rule.share.as_ref().and_then(reports::Share::hybrid_percent);
     let mut rules: Vec<(f64, &RuleReport)> =
         report.rules.iter().filter_map(|rule| Some((percent(rule)?, rule))).collect();
     rules.retain(|(percent, _)| *percent > 0.0);

@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use compiler::{Amount, Decisions};
 use packet::{DeepKey, FlowKey, HASH_INPUT_BYTES};
 use program::{Program, QueueId, WorkerId};
+use reports::{Amount, Decisions};
 
 use super::balance::Input;
 use crate::commands::Error;

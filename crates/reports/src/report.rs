@@ -1,11 +1,10 @@
 //! The report of `steerd check` about a policy and a device: where each rule is decided and why, and what the
 //! program needs of the device. It installs and prints nothing.
 
-pub(crate) mod check;
-pub(crate) mod rule_counter;
-
 use std::collections::{BTreeMap, BTreeSet};
 
+use compiler::{Capacity, FlowGroups, Job, Obstacle, Weights, exclusion_remedy};
+use device_model::DeviceModel;
 use packet::Field;
 use policy::{Diagnostic, Policy};
 use program::{
@@ -14,13 +13,8 @@ use program::{
 };
 use serde::Serialize;
 
-use crate::capacity::Capacity;
-use crate::diagnostics::Obstacle;
-use crate::diagnostics::exclusion_remedy;
-use crate::flow_groups::FlowGroups;
-use crate::job::Job;
-use crate::report::check::{Check, RuleCheck};
-use crate::traffic::share::{Share, Shares, shares};
+use crate::check::{Check, RuleCheck};
+use crate::share::{Share, Shares, shares};
 
 /// How many rules a note names.
 const SHOWN_NAMES: usize = 4;
@@ -145,48 +139,57 @@ pub enum Decided {
     Unknown,
 }
 
-/// Compiles a policy for a device, beside the program that is on it, and describes the result.
-pub(crate) fn describe(job: &Job<'_>) -> Report {
-    let Job { policy, profile, previous, .. } = *job;
-    let device = profile.name.clone();
-    match job.program() {
-        Ok(program) => {
-            let checked = job.check(&program);
-            let mut rules = rules_of(policy, &program, &checked);
-            let flow_groups = FlowGroups::of(&program, profile);
-            let shares = shares(policy, &program, flow_groups.as_ref());
-            for (rule, share) in rules.iter_mut().zip(&shares.rules) {
-                rule.share = (share.packets > 0).then(|| share.clone());
+/// The report about a policy for a device, beside the program that is on it.
+#[must_use]
+pub fn report(policy: &Policy, profile: &DeviceModel, workers: usize, previous: Option<&Program>) -> Report {
+    Report::of(&Job::new(policy, profile, workers).beside(previous))
+}
+
+impl Report {
+    /// Compiles and describes the program, or why there is none.
+    #[must_use]
+    pub fn of(job: &Job<'_>) -> Self {
+        let Job { policy, profile, previous, .. } = *job;
+        let device = profile.name.clone();
+        match job.program() {
+            Ok(program) => {
+                let checked = Check::of(job, &program);
+                let mut rules = rules_of(policy, &program, &checked);
+                let flow_groups = FlowGroups::of(&program, profile);
+                let shares = shares(policy, &program, flow_groups.as_ref());
+                for (rule, share) in rules.iter_mut().zip(&shares.rules) {
+                    rule.share = (share.packets > 0).then(|| share.clone());
+                }
+                let capacity = Capacity::of(&program, profile, previous);
+                Self {
+                    rules,
+                    shares: Some(shares),
+                    capacity: Some(capacity),
+                    flow_groups,
+                    obstacles: Vec::new(),
+                    problems: Vec::new(),
+                    warnings: checked.warnings,
+                    program: Some(program),
+                    device,
+                }
             }
-            let capacity = Capacity::of(&program, profile, previous);
-            Report {
-                rules,
-                shares: Some(shares),
-                capacity: Some(capacity),
-                flow_groups,
-                obstacles: Vec::new(),
-                problems: Vec::new(),
-                warnings: checked.warnings,
-                program: Some(program),
-                device,
-            }
-        }
-        Err(problems) => {
-            let (own, whole): (Vec<_>, _) =
-                problems.obstacles(policy, profile).into_iter().partition(|one| one.rule.is_some());
-            let mut found: BTreeMap<usize, Obstacle> = BTreeMap::new();
-            note(&mut found, own, Some);
-            let others = others(job, &mut found);
-            Report {
-                rules: impossible(policy, found, others),
-                shares: None,
-                capacity: None,
-                flow_groups: None,
-                obstacles: whole,
-                problems: problems.diagnostics(policy, profile).list,
-                warnings: Vec::new(),
-                program: None,
-                device,
+            Err(problems) => {
+                let (own, whole): (Vec<_>, _) =
+                    problems.obstacles(policy, profile).into_iter().partition(|one| one.rule.is_some());
+                let mut found: BTreeMap<usize, Obstacle> = BTreeMap::new();
+                note(&mut found, own, Some);
+                let others = others(job, &mut found);
+                Self {
+                    rules: impossible(policy, found, others),
+                    shares: None,
+                    capacity: None,
+                    flow_groups: None,
+                    obstacles: whole,
+                    problems: problems.diagnostics(policy, profile).list,
+                    warnings: Vec::new(),
+                    program: None,
+                    device,
+                }
             }
         }
     }
@@ -374,11 +377,13 @@ fn others(job: &Job<'_>, found: &mut BTreeMap<usize, Obstacle>) -> BTreeMap<usiz
         let rules = kept.iter().filter_map(|rule| policy.rules.get(*rule)).cloned().collect();
         let rest = Policy { rules, ..policy.clone() };
         let places: Vec<usize> = kept.iter().copied().chain([policy.rules.len()]).collect();
-        let weights = weights.map(|weights| weights.of_rules(&places));
+        let of_places =
+            |weights: &Weights| places.iter().map(|place| weights.of(RuleId::of(*place))).collect();
+        let weights = weights.map(|weights| Weights::new(of_places(weights)));
         let job = Job::new(&rest, profile, workers).weighted(weights.as_ref());
         match job.program() {
             Ok(program) => {
-                let checked = job.check(&program);
+                let checked = Check::of(&job, &program);
                 return places.into_iter().zip(rules_of(&rest, &program, &checked)).collect();
             }
             Err(problems) => note(found, problems.obstacles(&rest, profile), |rule| kept.get(rule).copied()),

@@ -1,10 +1,11 @@
 //! The room for rules at run time in the device: what is counted beforehand is what the compiler then needs.
 
-use compiler::{Capacity, DeviceRoom, Job};
+use compiler::{Capacity, Job};
 use device_model::{DeviceModel, Limit, PriorityTable};
 use policy::policy::InsertedRule;
 use policy::{NoFiles, Policy, Severity, Source};
 use program::{Program, RuntimeMatch};
+use reports::DeviceRoom;
 
 const RULES: &str = "[[rules]]\nname = 'ssh'\nmatch = { protocol = 'tcp', dst_port = 22 }\n\
     action = 'kernel'\n\
@@ -26,7 +27,7 @@ fn policy_with(runtime: &str) -> Policy {
 fn room(policy: &Policy, device: &DeviceModel) -> DeviceRoom {
     let job = Job::new(policy, device, 2);
     let program = job.compile().expect("it fits without rules at run time");
-    job.device_room(&program, true).expect("it allows some")
+    DeviceRoom::of(&job, &program, true).expect("it allows some")
 }
 
 /// The program with rules at run time, one for each of these matches in JSON.

@@ -1,9 +1,11 @@
 //! Warnings about a compiled policy, and where each rule of it is decided, for `steerd check`. Prints
 //! nothing. Rules that several others hide together are found by `analysis`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use compiler::{Expansion, Job, cover_match};
 use device_model::{Dependence, DeviceModel};
+use packet::cube::{Cube, Image};
 use policy::policy::{Action, Direction, RuleDefinition};
 use policy::{Diagnostic, MAX_DIAGNOSTICS, Policy};
 use program::{
@@ -11,12 +13,6 @@ use program::{
     Verdict, WorkerId,
 };
 use serde::Serialize;
-
-use crate::cover::expand::expand;
-use crate::cover::legalize::Expansion;
-use crate::cube::Cube;
-use crate::job::Job;
-use crate::mask_index::MaskIndex;
 
 /// The findings.
 #[derive(Clone, Debug, Serialize)]
@@ -44,13 +40,13 @@ pub struct RuleCheck {
     pub steps: u32,
 }
 
-impl Job<'_> {
-    /// Checks the job's program. On a device without flow tags one class decides all packets; which packets
+impl Check {
+    /// Checks the program of a job. On a device without flow tags one class decides all packets; which packets
     /// each flow matches is therefore read from a program that is compiled for the same device with tags,
     /// with the same weights.
     #[must_use]
-    pub fn check(&self, program: &Program) -> Check {
-        let Job { policy, profile, .. } = *self;
+    pub fn of(job: &Job<'_>, program: &Program) -> Self {
+        let Job { policy, profile, .. } = *job;
         let mut dependent = dependences(policy, profile);
         dependent.extend(roce_packets(policy, profile));
         if profile.has_tags() {
@@ -61,7 +57,7 @@ impl Job<'_> {
         let tag_bits = DeviceModel::ideal().tag_bits;
         let tagged = DeviceModel { tag_bits, refusals, ..profile.clone() };
         // The previous program has no tags to be kept.
-        let tagged = Job { profile: &tagged, previous: None, ..*self }.program();
+        let tagged = Job { profile: &tagged, previous: None, ..*job }.program();
         check_beside(policy, program, tagged.as_ref().unwrap_or(program), dependent)
     }
 }
@@ -499,14 +495,14 @@ enum Taken {
 
 /// The cubes of a policy's rules, to find which earlier rules match all packets of a rule; slow, for
 /// diagnostics only.
-struct Covers(Vec<(Expansion, bool)>);
+struct Covers(Vec<(Option<Expansion>, bool)>);
 
 impl Covers {
     /// Covers every rule of a policy that compiles.
     fn of(policy: &Policy) -> Self {
         let ideal = DeviceModel::ideal();
         let cover = |rule: &RuleDefinition| {
-            let expansion = expand(&rule.matches, rule.direction, &ideal).unwrap_or(Expansion::NOTHING);
+            let expansion = cover_match(&rule.matches, rule.direction, &ideal);
             let claims = !matches!(rule.action, Action::Copy(_) | Action::Sniff(_));
             (expansion, claims)
         };
@@ -516,15 +512,16 @@ impl Covers {
     /// Which earlier rules match the packets of a rule that gets none. The cubes of a hybrid rule cover more
     /// than its match, so hybrid rules are not named.
     fn taken_by(&self, rule: usize) -> Taken {
-        let mut left = self.0.get(rule).map(|(expansion, _)| expansion.cubes.clone()).unwrap_or_default();
+        let expansion = self.0.get(rule).and_then(|(expansion, _)| expansion.as_ref());
+        let mut left = expansion.map(|expansion| expansion.cubes.clone()).unwrap_or_default();
         if left.is_empty() {
             return Taken::Impossible;
         }
         let mut takers = Vec::new();
         let mut lookups_left = MAX_LOOKUPS;
-        let deciding = self.0.iter().enumerate().take(rule);
-        let deciding = deciding.filter(|(_, (other, claims))| *claims && other.software.is_empty());
-        for (earlier, (expansion, _)) in deciding {
+        let deciding = self.0.iter().enumerate().take(rule).filter(|(_, (_, claims))| *claims);
+        let exact = deciding.filter_map(|(earlier, (other, _))| Some((earlier, other.as_ref()?)));
+        for (earlier, expansion) in exact.filter(|(_, other)| other.software.is_empty()) {
             let before = left.len();
             take(&mut left, &expansion.cubes, &mut lookups_left);
             if left.len() < before {
@@ -544,22 +541,28 @@ fn take(left: &mut Vec<Cube>, takers: &[Cube], lookups_left: &mut usize) {
         left.retain(|cube| !takers.iter().any(|taker| taker.contains(cube)));
         return;
     }
-    let mut index = MaskIndex::default();
-    for (entry, taker) in takers.iter().enumerate() {
-        index.add(taker, true, entry, 0);
+    let mut values: HashMap<Image, HashSet<Image>> = HashMap::new();
+    for Cube { mask, value, .. } in takers {
+        values.entry(*mask).or_default().insert(*value);
     }
-    let lookups = index.len().saturating_mul(left.len());
+    let lookups = values.len().saturating_mul(left.len());
     if lookups > *lookups_left {
         return;
     }
     *lookups_left -= lookups;
-    left.retain(|cube| !index.is_contained(cube, usize::MAX, &mut 0));
+    let masked = |image: &Image, mask: &Image| std::array::from_fn(|word| image[word] & mask[word]);
+    let is_taken = |cube: &Cube| {
+        let mut wider = values.iter().filter(|(mask, _)| masked(mask, &cube.mask) == **mask);
+        wider.any(|(mask, values)| values.contains(&masked(&cube.value, mask)))
+    };
+    left.retain(|cube| !is_taken(cube));
 }
 
 #[cfg(test)]
 mod tests {
+    use packet::cube::{SRC_HIGH, SRC_MAC};
+
     use super::*;
-    use crate::cube::{SRC_HIGH, SRC_MAC};
 
     #[test]
     fn rules_for_the_roce_port_are_warned_of() {

@@ -3,16 +3,11 @@
 
 use std::collections::BTreeMap;
 
+use compiler::{DrawnPacket, FlowGroups, Job, Weights, draw_packets, worker_ps};
 use packet::DeepKey;
 use policy::{Policy, Witness};
 use program::{Class, Explanation, Placement, Program, RuleId};
 use serde::Serialize;
-
-use crate::cost::worker_ps;
-use crate::drawn_packets::{DrawnPacket, draw_packets};
-use crate::flow_groups::FlowGroups;
-use crate::job::Job;
-use crate::weights::Weights;
 
 /// How often packets are compared with a flow, at most, to count those decided in hardware once.
 const MAX_FLOWS_TRIED: usize = 1 << 22;
@@ -173,7 +168,7 @@ mod tests {
     fn shares_of(rules: &str) -> Shares {
         let text = format!("version = 1\n[groups.g]\nworkers = [0]\n{rules}");
         let (policy, _) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy");
-        let program = crate::compile(&policy, &DeviceModel::ideal(), 1).expect("it fits");
+        let program = compiler::compile(&policy, &DeviceModel::ideal(), 1).expect("it fits");
         shares(&policy, &program, None)
     }
 
@@ -218,7 +213,7 @@ mod tests {
             [[rules]]\nname = \"behind\"\nmatch = { ext_dst_port = 22 }\naction = { steer = \"g\" }\n\
             [[rules]]\nname = \"v6\"\nmatch = { family = \"ipv6\" }\naction = { steer = \"g\" }\n";
         let (policy, _) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy");
-        let program = crate::compile(&policy, &DeviceModel::ideal(), 1).expect("it fits");
+        let program = compiler::compile(&policy, &DeviceModel::ideal(), 1).expect("it fits");
         let packet =
             |rule, frame: Vec<u8>| DrawnPacket { rule: RuleId::of(rule), key: DeepKey::of(&frame), frame };
         let v6 = || FrameBuilder::new().ipv6(1.into(), 2.into());

@@ -10,16 +10,15 @@
 use std::collections::HashSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use compiler::cover_match;
 use device_model::DeviceModel;
-use policy::Policy;
-use policy::policy::{Action, Direction, InsertedRule, RuleDefinition, RuntimeDefinition};
-use program::{AddressPrefix, ProtocolNumber, RuntimeFields, RuntimeMatch};
-
-use crate::cover::expand::expand;
-use crate::cube::{
+use packet::cube::{
     Cube, DST_HIGH, DST_IPV4, DST_LOW, DST_PORT, HAS_TCP, HAS_UDP, Image, PROTOCOL, SRC_HIGH, SRC_IPV4,
     SRC_LOW, SRC_PORT, Slot, VLAN_ID, WORDS,
 };
+use policy::Policy;
+use policy::policy::{Action, Direction, InsertedRule, RuleDefinition, RuntimeDefinition};
+use program::{AddressPrefix, ProtocolNumber, RuntimeFields, RuntimeMatch};
 
 /// How many rules before and behind the rules at run time give values.
 const NEAR_RULES: usize = 128;
@@ -193,7 +192,7 @@ fn near(rule: &RuleDefinition, profile: &DeviceModel) -> Vec<NearCube> {
     if !rule.action.decides(rule.direction) {
         return Vec::new();
     }
-    let Ok(expansion) = expand(&rule.matches, rule.direction, profile) else { return Vec::new() };
+    let Some(expansion) = cover_match(&rule.matches, rule.direction, profile) else { return Vec::new() };
     let count = expansion.cubes.len().div_ceil(CUBES_OF_RULE) as u64;
     expansion.cubes.into_iter().take(CUBES_OF_RULE).map(|cube| NearCube { cube, count }).collect()
 }
@@ -202,7 +201,7 @@ fn near(rule: &RuleDefinition, profile: &DeviceModel) -> Vec<NearCube> {
 /// these some; each as it is, and the part of it that shares packets with most near rules.
 fn seeds(form: RuntimeFields, profile: &DeviceModel, earlier: &[NearCube], later: &[NearCube]) -> Vec<Seed> {
     let all =
-        expand(&form.to_match(), Direction::Ingress, profile).map_or_else(|_| Vec::new(), |all| all.cubes);
+        cover_match(&form.to_match(), Direction::Ingress, profile).map_or_else(Vec::new, |all| all.cubes);
     let compared = compared(form, profile);
     // A rule before that compares nothing else takes all packets of a rule that shares one with it.
     let takes_all = |cube: &Cube| (0..WORDS).all(|word| cube.mask[word] & !compared[word] == 0);
@@ -257,7 +256,7 @@ fn free_values(form: RuntimeFields, packets: &Cube) -> u64 {
 /// The bits that flows of a form's rules compare.
 fn compared(form: RuntimeFields, profile: &DeviceModel) -> Image {
     let matches = values(form, &Cube::ANY, 0).to_match();
-    let cubes = expand(&matches, Direction::Ingress, profile).map_or_else(|_| Vec::new(), |all| all.cubes);
+    let cubes = cover_match(&matches, Direction::Ingress, profile).map_or_else(Vec::new, |all| all.cubes);
     cubes.iter().fold([0; WORDS], |all, cube| std::array::from_fn(|word| all[word] | cube.mask[word]))
 }
 

@@ -1,13 +1,13 @@
 //! The report on the other rules where one rule is impossible.
 
-use compiler::{Decided, Report};
 use device_model::DeviceModel;
 use policy::{NoFiles, Source};
+use reports::{Decided, Report};
 
 fn report(rules: &str) -> Report {
     let text = format!("version = 1\n[groups.g]\nworkers = [0, 1]\n{rules}");
     let (policy, _) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy");
-    compiler::report(&policy, &DeviceModel::ideal(), 2, None)
+    reports::report(&policy, &DeviceModel::ideal(), 2, None)
 }
 
 fn rule(name: &str, matches: &str, rest: &str) -> String {
@@ -65,7 +65,7 @@ fn several_impossible_rules_are_all_found() {
 fn a_policy_that_is_impossible_as_a_whole_has_unknown_rules() {
     let text = "version = 1\n[groups.g]\nworkers = [0, 7]\n[[rules]]\nname = \"web\"\nmatch = { dst_port = 80 }\naction = { steer = \"g\" }\n";
     let (policy, _) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy");
-    let report = compiler::report(&policy, &DeviceModel::ideal(), 2, None);
+    let report = reports::report(&policy, &DeviceModel::ideal(), 2, None);
     assert_eq!(decided(&report), [("web", Decided::Unknown)]);
 }
 

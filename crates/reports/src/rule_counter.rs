@@ -1,12 +1,10 @@
 //! The number of packets that each rule decides in a capture. Which rule that is depends on the policy alone,
 //! so that the numbers are the same for all devices.
 
+use compiler::Weights;
 use packet::DeepKey;
 use policy::Policy;
-use program::{Class, Outcome, Predicate, RuleId, Step};
-
-use crate::except::classes::Deciding;
-use crate::weights::Weights;
+use program::{Class, Decide, Outcome, Predicate, RuleId, Step};
 
 /// Counts received packets by the rule that decides them: the first that matches.
 ///
@@ -15,7 +13,7 @@ use crate::weights::Weights;
 ///
 /// let text = "version = 1\n[[rules]]\nname = 'no_dns'\nmatch = { protocol = 'udp', dst_port = 53 }\naction = 'drop'\n";
 /// let (policy, _) = policy::parse(&Source::new("dns.toml", text), &NoFiles)?;
-/// let mut counter = compiler::RuleCounter::new(&policy);
+/// let mut counter = reports::RuleCounter::new(&policy);
 /// let ip = packet::build::FrameBuilder::new().ip([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
 /// for port in [53, 53, 80] {
 ///     counter.add(&packet::DeepKey::of(&ip.clone().udp(1024, port).build()));
@@ -43,7 +41,7 @@ impl RuleCounter {
             Step { rule: id, predicate: Predicate::of(&rule.matches), outcome }
         });
         let otherwise = Outcome { rule: default, verdict: policy.default.verdict() };
-        let decide = Deciding::of_steps(steps.collect()).decide_all(otherwise);
+        let decide = Decide::Software(steps.collect::<Vec<_>>().into(), otherwise);
         Self { class: Class { rule: default, decide }, packets: vec![0; policy.rules.len() + 1] }
     }
 

@@ -1,16 +1,14 @@
 //! Where the packets of real traffic are decided: by the device, by workers, or by nobody but the host.
 //! Packets are given one by one; equal ones are decided once.
 
-pub(crate) mod share;
-
 use std::collections::HashMap;
 
+use compiler::worker_ps;
 use packet::DeepKey;
 use program::{Explanation, Program};
 use serde::Serialize;
 
-use crate::cost::worker_ps;
-use crate::traffic::share::mean_ns;
+use crate::share::mean_ns;
 
 /// The most packets whose decisions are kept.
 const MAX_KEPT: usize = 1 << 16;
@@ -217,7 +215,7 @@ mod tests {
             rule("tcp", "protocol = \"tcp\"", "{ steer = \"g\" }"),
         ];
         let (policy, _) = policy::parse(&Source::new("p.toml", text.concat()), &NoFiles).expect("a policy");
-        let program = crate::compile(&policy, &DeviceModel::ideal(), 1).expect("it fits");
+        let program = compiler::compile(&policy, &DeviceModel::ideal(), 1).expect("it fits");
         let ip = || FrameBuilder::new().ip(IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
         let mut shares = TrafficShares::new(&program, 5);
         let mut decisions = Decisions::new(&program);

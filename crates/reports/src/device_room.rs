@@ -19,18 +19,13 @@
 mod message;
 mod samples;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use compiler::{Capacity, CapacityRow, Job, MAX_FLOWS, Obstacle, priorities_for};
 use device_model::{DeviceModel, Limit, PriorityTable};
-use program::{FlowKind, Inseparable, Program, RuleId, RuntimeFields, UndecidedReason};
+use program::{Flow, FlowKind, Inseparable, Program, RuleId, RuntimeFields, UndecidedReason};
 use serde::Serialize;
 
-use crate::capacity::{Capacity, CapacityRow};
-use crate::cover::MAX_FLOWS;
-use crate::diagnostics::Obstacle;
-use crate::fit::packing::priorities_for;
-use crate::job::Job;
-use crate::mask_index::ByMask;
 use samples::{Sample, SampleKind, Samples};
 
 /// The most rules with which a policy is compiled to find out whether they fit.
@@ -77,21 +72,21 @@ pub struct FormRoom {
 
 impl DeviceRoom {
     /// The row of the first limit that `rules` rules exceed.
-    pub(super) fn shortage(&self) -> Option<&CapacityRow> {
+    fn shortage(&self) -> Option<&CapacityRow> {
         self.rows.iter().find(|row| row.exceeds())
     }
 }
 
-impl Job<'_> {
-    /// The room for the rules at run time of the policy; `None`: it allows none in the device. `program` is
+impl DeviceRoom {
+    /// The room for the rules at run time of the job's policy; `None`: it allows none in the device. `program` is
     /// that of the policy without such rules. The program on the device is not considered, because
     /// each program may use half of what two programs cannot share. `wants_forms`: whether the result has the
     /// need of each form.
     #[must_use]
-    pub fn device_room(&self, program: &Program, wants_forms: bool) -> Option<DeviceRoom> {
-        let rules = self.policy.runtime.as_ref().map_or(0, |runtime| runtime.device_rules_max);
-        let samples = Samples::of(self.policy, self.profile).filter(|_| rules > 0)?;
-        let search = Search { job: Job { previous: None, weights: None, ..*self }, samples, program };
+    pub fn of(job: &Job<'_>, program: &Program, wants_forms: bool) -> Option<Self> {
+        let rules = job.policy.runtime.as_ref().map_or(0, |runtime| runtime.device_rules_max);
+        let samples = Samples::of(job.policy, job.profile).filter(|_| rules > 0)?;
+        let search = Search { job: Job { previous: None, weights: None, ..*job }, samples, program };
         Some(search.room(rules, wants_forms))
     }
 }
@@ -190,8 +185,7 @@ impl Search<'_> {
             let compiled = Job { policy: &policy, profile: &profile, ..self.job }.program();
             // A form that does not compile even without limits shows that best when it is tried.
             let size = |program: Program| {
-                let mut masks: ByMask<_, ()> = ByMask::default();
-                program.flows.iter().for_each(|flow| _ = masks.insert(flow.shape(), ()));
+                let masks: HashSet<_> = program.flows.iter().map(Flow::shape).collect();
                 (masks.len(), program.flows.len())
             };
             (compiled.map_or((usize::MAX, usize::MAX), size), std::cmp::Reverse(kind.form))
@@ -345,7 +339,7 @@ impl Need {
         let fields: Vec<RuntimeFields> = runtime.iter().flat_map(|runtime| runtime.forms.clone()).collect();
         let before = runtime.map_or(0, |runtime| runtime.before.min(job.policy.rules.len()));
         let sample = |rule: RuleId| inserted.get(rule.index().checked_sub(before)?);
-        let mut masks: ByMask<_, usize> = ByMask::default();
+        let mut masks: HashMap<_, usize> = HashMap::new();
         let mut tables: BTreeMap<(u32, FlowKind), BTreeMap<usize, MaskFlows>> = BTreeMap::new();
         let mut of_samples: BTreeMap<RuleId, u64> = BTreeMap::new();
         let mut by_mask: BTreeMap<(RuleId, u32, FlowKind, usize), u64> = BTreeMap::new();

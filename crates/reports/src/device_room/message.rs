@@ -1,11 +1,10 @@
 //! Why a device has no room for rules at run time, for operators.
 
+use compiler::{CapacityRow, Obstacle};
 use device_model::DeviceModel;
 use policy::{Diagnostic, Policy};
 
 use super::DeviceRoom;
-use crate::capacity::CapacityRow;
-use crate::diagnostics::Obstacle;
 
 impl DeviceRoom {
     /// Why the device has no room for as many rules at run time as `[runtime]` of the policy lets into it,

@@ -1,0 +1,34 @@
+//! What the compiler has made of a policy, for operators: where each rule is decided and why ([`Report`]), likely
+//! mistakes ([`Check`]), how the packets of rules ([`shares`]) and of captures ([`TrafficShares`]) are decided,
+//! and how many rules at run time a device has room for ([`DeviceRoom`]). Nothing here changes a program, except
+//! that the packets of a capture can be counted by rule as weights for the compiler ([`RuleCounter`]).
+//!
+//! It opens no device, reads no file and prints nothing.
+//!
+//! ```
+//! use device_model::DeviceModel;
+//! use policy::{NoFiles, Source};
+//! use reports::Decided;
+//!
+//! let text = "version = 1\ndefault = 'kernel'\n[groups.rx]\nworkers = 'all'\n\
+//!     [[rules]]\nname = 'syn'\nmatch = { protocol = 'tcp', tcp_flags = 'syn' }\naction = { steer = 'rx' }\n";
+//! let (policy, _) = policy::parse(&Source::new("syn.toml", text), &NoFiles)?;
+//! let report = reports::report(&policy, &DeviceModel::mlx5(), 4, None);
+//! assert_eq!(report.rules[0].decided, Decided::Hybrid);
+//! # Ok::<(), policy::Diagnostics>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod check;
+mod device_room;
+mod report;
+mod rule_counter;
+mod share;
+mod traffic;
+
+pub use check::{Check, RuleCheck};
+pub use device_room::{DeviceRoom, FormRoom};
+pub use report::{Decided, PolicingReport, Report, RuleReport, WorkerLimit, report};
+pub use rule_counter::RuleCounter;
+pub use share::{Share, Shares, hardware_share, shares};
+pub use traffic::{Amount, Decision, Decisions, TrafficSample, TrafficShare, TrafficShares};
