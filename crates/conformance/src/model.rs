@@ -326,25 +326,24 @@ impl Finder<'_> {
     }
 
     fn priorities(&mut self) -> Result<(), Failure> {
-        let works = |priority: u32| self.accepts(&self.bench.flow().priority(priority as u16));
-        // The first refused one is in `least..=most`; all below `least` are accepted.
-        let (mut least, mut most, mut refusal) = (1, MAX_PRIORITIES, None);
-        let mut next = MAX_PRIORITIES - 1;
-        while least < most {
-            match works(next) {
-                Ok(()) => least = next + 1,
-                Err(Failure::Refused(errno)) => (most, refusal) = (next, Some(errno)),
-                Err(failure) => return Err(failure),
+        let mut refusal = None;
+        let found = verbs::accepted_priorities(MAX_PRIORITIES, |priority| {
+            match self.accepts(&self.bench.flow().priority(priority)) {
+                Ok(()) => Ok(true),
+                Err(Failure::Refused(errno)) => {
+                    refusal = Some(errno);
+                    Ok(false)
+                }
+                Err(failure) => Err(failure),
             }
-            next = least.midpoint(most);
-        }
-        if least < 2 {
+        })?;
+        if found < 2 {
             self.refuse(Feature::Normal, refusal.unwrap_or(libc::EINVAL));
             self.note(row(Feature::Normal), Note::Tried("one priority: a reload needs two".into()));
             self.cannot_steer();
             return Ok(());
         }
-        self.profile.priorities = least;
+        self.profile.priorities = found;
         self.tried("priorities");
         if let Some(errno) = refusal {
             self.beyond(Limit::Priorities, errno);

@@ -11,7 +11,7 @@ use packet::MacAddr;
 use verbs::{
     CompletionQueue, Context, Domain, EthernetMatch, FlowAttr, FlowHandle, FlowKind, FlowSpec, FlowTarget,
     HashConfig, HashFields, IndirectionTable, PortNumber, ProtectionDomain, RssQueuePair, VerbsErrno,
-    WorkQueue,
+    WorkQueue, accepted_priorities,
 };
 
 use crate::{Device, DeviceRefusal};
@@ -174,40 +174,29 @@ fn answer(target: &FlowTarget, port: PortNumber, priority: u16) -> PriorityAnswe
 
 /// The number of priorities up to `most` that a device accepts.
 ///
-/// The search needs that a device accepts all priorities below one that it accepts. It is about priorities
-/// only if priority 0 is accepted. A refusal may be of the moment (ENOMEM), so the first refused priority is
-/// tried twice.
+/// The answers are about priorities only if one is accepted. A refusal may be of the moment (ENOMEM), so the
+/// first refused priority is tried twice.
 ///
 /// # Errors
 /// The answers do not show the number.
 fn usable(most: u32, mut try_one: impl FnMut(u16) -> PriorityAnswer) -> Result<u32, UntriedReason> {
-    let mut is_accepted = |priority: u32| match u16::try_from(priority).map(&mut try_one) {
-        Ok(PriorityAnswer::Accepted) => Ok(true),
-        // There are no more than 65,536.
-        Ok(PriorityAnswer::Refused) | Err(_) => Ok(false),
-        Ok(PriorityAnswer::Unknown(refusal)) => Err(UntriedReason::Flow(refusal)),
+    let mut is_accepted = |priority| match try_one(priority) {
+        PriorityAnswer::Accepted => Ok(true),
+        PriorityAnswer::Refused => Ok(false),
+        PriorityAnswer::Unknown(refusal) => Err(UntriedReason::Flow(refusal)),
     };
-    let last = most.saturating_sub(1);
-    if is_accepted(last)? {
-        return Ok(most);
-    }
-    if !is_accepted(0)? {
+    let found = accepted_priorities(most, &mut is_accepted)?;
+    if found == 1 && !is_accepted(0)? {
         return Err(UntriedReason::EveryPriority);
     }
-    // The first refused one is in `least..=first_refused`.
-    let (mut least, mut first_refused) = (1, last);
-    while least < first_refused {
-        let next = least.midpoint(first_refused);
-        match is_accepted(next)? {
-            true => least = next + 1,
-            false => first_refused = next,
-        }
+    if found >= most {
+        return Ok(most);
     }
-    match is_accepted(first_refused)? {
-        true if first_refused == last => Ok(most),
-        true => Err(UntriedReason::Contradiction(first_refused)),
-        false if first_refused == 1 => Err(UntriedReason::OnlyOne),
-        false => Ok(first_refused),
+    match u16::try_from(found).map(is_accepted).unwrap_or(Ok(false))? {
+        true if found + 1 == most => Ok(most),
+        true => Err(UntriedReason::Contradiction(found)),
+        false if found == 1 => Err(UntriedReason::OnlyOne),
+        false => Ok(found),
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod action;
 mod attr;
+mod priorities;
 #[cfg(test)]
 mod tests;
 
@@ -14,6 +15,7 @@ use ibverbs_sys::{ibv_flow, ibv_qp};
 
 pub use self::action::{EspAction, EspFlags, FlowAction};
 pub use self::attr::{ActionSpec, FlowAttr, FlowKind};
+pub use self::priorities::accepted_priorities;
 use crate::error::{created, from_code};
 use crate::{Context, RawQueuePairHandle, Result, RssQueuePair, VerbsError, inline, leak};
 

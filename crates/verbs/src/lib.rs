@@ -110,7 +110,10 @@ pub use domain::{Domain, ParentDomain, ProtectionDomain, ThreadDomain};
 pub use errno::VerbsErrno;
 pub use error::{Result, VerbsError};
 pub use event::{AsyncEvent, EventKind, EventSource};
-pub use flow::{ActionSpec, EspAction, EspFlags, FlowAction, FlowAttr, FlowHandle, FlowKind, FlowTarget};
+pub use flow::{
+    ActionSpec, EspAction, EspFlags, FlowAction, FlowAttr, FlowHandle, FlowKind, FlowTarget,
+    accepted_priorities,
+};
 pub use flow_spec::{
     EspMatch, EthernetMatch, FlowSpec, GreMatch, Ipv4ExtMatch, Ipv4Match, Ipv6Match, MplsMatch, PortMatch,
     VxlanMatch,
