@@ -8,11 +8,12 @@ use policy::{Diagnostic, Diagnostics, Place, Policy, Severity};
 use program::{DEFAULT_RULE, Errno, Feature, Inseparable, Program, RuleId, UndecidedKey, UndecidedReason};
 use serde::Serialize;
 
-use crate::capacity::{CapacityRow, Conflict, FlowProblem, PriorityCause, Shortage, conflict};
+use crate::capacity::{CapacityRow, Conflict, Shortage, conflict};
 use crate::cover::expand::Explosion;
 use crate::cover::{CoverProblem, MAX_FLOWS};
-use crate::except::classes::{MAX_STEPS_IN_ALL, TooManySteps};
+use crate::except::overlaps::{MAX_STEPS_IN_ALL, TooManySteps};
 use crate::except::place::{PlaceProblem, RuleProblem};
+use crate::fit::flow_problems::{FlowProblem, PriorityCause};
 use crate::groups::{GroupProblem, RefusedGroup, TableFault, TableProblem};
 use crate::problem::{Problem, Problems};
 use crate::rank::lower::{LowerProblem, MAX_MASKS};

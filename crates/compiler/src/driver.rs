@@ -24,9 +24,7 @@
 use std::collections::BTreeSet;
 
 use device_model::DeviceModel;
-use policy::Policy;
-use policy::policy::Action;
-use program::{Program, RuleId, SinkKind, UndecidedReason};
+use program::{Program, RuleId, UndecidedReason};
 
 use crate::capacity;
 use crate::cost::program_ps;
@@ -34,10 +32,11 @@ use crate::cover::{self, CoveredRule, MAX_FLOWS};
 use crate::drawn_packets::draw_packets;
 use crate::emit::assemble::{self, Placed};
 use crate::emit::separate;
-use crate::except::classes::{self, Overlaps};
+use crate::except::overlaps::{self, Overlaps};
 use crate::except::place::{self, ByOrder, Earlier, Placement, Prepared};
 use crate::except::subtract;
 use crate::fit::assign_priorities::{self, Assigned};
+use crate::fit::flow_problems::flow_problems;
 use crate::fit::limit_ranks::{self, Limited, MAX_SHARED_OF_FLOW};
 use crate::fit::merge_masks;
 use crate::fit::search::{MAX_ROUNDS, Next, Round, Search};
@@ -215,17 +214,6 @@ impl Job<'_> {
         self.cheapest(found)
     }
 
-    /// Whether workers may receive packets that the policy leaves to the kernel: they give them back, or the
-    /// policy allows that they are lost, or it leaves none.
-    pub(crate) fn may_take_from_host(&self) -> bool {
-        let Policy { rules, sinks, default, allow_lost_exceptions, .. } = self.policy;
-        let leaves_none =
-            || *default != Action::Kernel && rules.iter().all(|rule| rule.action != Action::Kernel);
-        *allow_lost_exceptions
-            || sinks.iter().any(|sink| matches!(sink.sink.kind, SinkKind::Kernel(_)))
-            || leaves_none()
-    }
-
     /// The program that costs a packet least time of workers, of groups that it passes and of installing it,
     /// of equal ones the first; without a program, the first problems.
     fn cheapest(&self, found: Vec<Result<Program, Problems>>) -> Result<Program, Problems> {
@@ -272,7 +260,7 @@ impl Job<'_> {
         }
         let (rules, exceptions) = subtract::subtract(self, rules, may_split);
         let mut overlaps = Overlaps::of(&rules);
-        let next_groups = classes::next_groups(&rules, &mut overlaps, self.policy.default);
+        let next_groups = overlaps::next_groups(&rules, &mut overlaps, self.policy.default);
         let prepared = Prepared { groups, rules, exceptions, next_groups };
         let fitted = self.fit(&prepared, demands, known, problems)?;
         self.write(&prepared, overlaps, fitted, &known.by_order)
@@ -341,7 +329,7 @@ impl Job<'_> {
             if let Next::Accept | Next::Refuse =
                 search.next(round, known.rounds + MAX_SELECTIONS < MAX_ROUNDS)
             {
-                let found = capacity::flow_problems(self, &flows, &assigned);
+                let found = flow_problems(self, &flows, &assigned);
                 return match found.is_empty() {
                     true => Ok(Fitted {
                         earlier: flows.lowered.compared(earlier, prepared.default()),

@@ -1,7 +1,7 @@
 //! The passes that find what flows and workers do about the packets of earlier rules: `subtract` takes them
-//! out of the cubes of a rule where that is possible, `place` decides whether a rule is decided by hardware
-//! or by a worker, and `classes` lists the earlier rules that a worker compares.
+//! out of the cubes of a rule where that is possible, and `place` decides whether a rule is decided by hardware
+//! or by a worker, by the later rules that `overlaps` finds.
 
-pub(crate) mod classes;
+pub(crate) mod overlaps;
 pub(crate) mod place;
 pub(crate) mod subtract;

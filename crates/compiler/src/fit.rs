@@ -1,7 +1,9 @@
 //! The passes that make candidates fit on a device with few flows, masks or priorities, and `search`, which
-//! chooses their limits.
+//! chooses their limits. They share `mask_key`, the masks as a device counts them, and `packing`, masks in
+//! priorities; `flow_problems` finds what does not fit in the end.
 
 pub(crate) mod assign_priorities;
+pub(crate) mod flow_problems;
 pub(crate) mod limit_ranks;
 pub(crate) mod mask_key;
 pub(crate) mod merge_masks;

@@ -1,5 +1,4 @@
-//! The pass that turns the weights of groups into indirection tables. Also lists the hash variants that a
-//! group's queue pairs need, by which `lower` splits flows.
+//! The pass that turns the weights of groups into indirection tables.
 
 use std::collections::BTreeSet;
 
@@ -7,9 +6,8 @@ use device_model::DeviceModel;
 use packet::HashFields;
 use policy::policy::{DEFAULT_TABLE_SIZE, GroupDefinition, MAX_TABLE_SIZE, Workers};
 use policy::spread::{all_workers, entries_for, shares_of, spread};
-use program::{Group, GroupId, HashVariant, WorkerId};
+use program::{Group, GroupId, WorkerId};
 
-use crate::cube::{Cube, HAS_IPV4, HAS_IPV6, HAS_TCP, HAS_UDP, Slot};
 use crate::job::Job;
 
 /// A group with a problem.
@@ -190,78 +188,4 @@ fn starved_worker(
     let needed =
         sizes.filter(|size| *size > table.len()).find(|size| starved(&spread(shares, *size)).is_none());
     Some(TableProblem::StarvedWorker { worker, weight, entries: table.len(), needed })
-}
-
-/// A hash variant as the packets that it serves.
-pub(super) struct Variant {
-    pub(super) variant: HashVariant,
-    pub(super) fields: HashFields,
-    pub(super) packets: Cube,
-}
-
-/// The variants of a group that hash something of their own, specific ones first, `Other` last.
-///
-/// A variant that would hash no more than the more general one after it is left out.
-pub(super) fn variants(group: &Group, profile: &DeviceModel) -> Vec<Variant> {
-    let everything = |variant| Variant { variant, fields: group.fields, packets: Cube::ANY };
-    if !profile.hash_field_exclusive && !group.fields.is_empty() {
-        return vec![everything(HashVariant::All)];
-    }
-    let mut variants = Vec::new();
-    for (ip, ip_fields, names) in [
-        (HAS_IPV4, HashFields::IPV4, [HashVariant::V4Tcp, HashVariant::V4Udp, HashVariant::V4]),
-        (HAS_IPV6, HashFields::IPV6, [HashVariant::V6Tcp, HashVariant::V6Udp, HashVariant::V6]),
-    ] {
-        let addresses = group.fields & ip_fields;
-        for (variant, transport, ports) in
-            [(names[0], HAS_TCP, HashFields::TCP), (names[1], HAS_UDP, HashFields::UDP)]
-        {
-            let fields = group.fields & (ip_fields | ports);
-            if fields != addresses {
-                variants.extend(packets(&[ip, transport]).map(|packets| Variant {
-                    variant,
-                    fields,
-                    packets,
-                }));
-            }
-        }
-        if !addresses.is_empty() {
-            let variant = names[2];
-            variants.extend(packets(&[ip]).map(|packets| Variant { variant, fields: addresses, packets }));
-        }
-    }
-    variants.push(Variant { fields: HashFields::empty(), ..everything(HashVariant::Other) });
-    variants
-}
-
-fn packets(layers: &[Slot]) -> Option<Cube> {
-    layers.iter().try_fold(Cube::ANY, |cube, layer| cube.layer(*layer, true))?.closed()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn variants_follow_the_hashed_fields() {
-        let group = |fields| Group {
-            name: "g".to_owned(),
-            table: vec![WorkerId(0)],
-            key: packet::RssKey::SYMMETRIC,
-            fields,
-            symmetric: true,
-        };
-        let names = |fields| -> Vec<HashVariant> {
-            variants(&group(fields), &DeviceModel::ideal()).iter().map(|variant| variant.variant).collect()
-        };
-        assert_eq!(names(HashFields::L3L4).len(), 7);
-        assert_eq!(names(HashFields::L3), [HashVariant::V4, HashVariant::V6, HashVariant::Other]);
-        assert_eq!(names(HashFields::empty()), [HashVariant::Other]);
-        assert_eq!(
-            names(HashFields::SRC_PORT_TCP),
-            [HashVariant::V4Tcp, HashVariant::V6Tcp, HashVariant::Other]
-        );
-        let mixed = DeviceModel { hash_field_exclusive: false, ..DeviceModel::ideal() };
-        assert_eq!(variants(&group(HashFields::L3L4), &mixed).len(), 1);
-    }
 }

@@ -2,7 +2,8 @@
 
 use device_model::DeviceModel;
 use policy::Policy;
-use program::Program;
+use policy::policy::Action;
+use program::{Program, SinkKind};
 
 use crate::weights::Weights;
 
@@ -41,5 +42,16 @@ impl<'p> Job<'p> {
     #[must_use]
     pub fn weighted(self, weights: Option<&'p Weights>) -> Self {
         Self { weights, ..self }
+    }
+
+    /// Whether workers may receive packets that the policy leaves to the kernel: they give them back, or the
+    /// policy allows that they are lost, or it leaves none.
+    pub(crate) fn may_take_from_host(&self) -> bool {
+        let Policy { rules, sinks, default, allow_lost_exceptions, .. } = self.policy;
+        let leaves_none =
+            || *default != Action::Kernel && rules.iter().all(|rule| rule.action != Action::Kernel);
+        *allow_lost_exceptions
+            || sinks.iter().any(|sink| matches!(sink.sink.kind, SinkKind::Kernel(_)))
+            || leaves_none()
     }
 }

@@ -2,10 +2,11 @@
 
 use device_model::Limit;
 
-use crate::capacity::{FlowProblem, PriorityCause, Shortage};
+use crate::capacity::Shortage;
 use crate::cover::CoverProblem;
-use crate::except::classes::TooManySteps;
+use crate::except::overlaps::TooManySteps;
 use crate::except::place::PlaceProblem;
+use crate::fit::flow_problems::{FlowProblem, PriorityCause};
 use crate::groups::{GroupProblem, RefusedGroup, TableProblem};
 use crate::rank::lower::LowerProblem;
 

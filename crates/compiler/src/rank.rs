@@ -2,3 +2,4 @@
 
 pub(crate) mod lower;
 pub(crate) mod order;
+mod variants;

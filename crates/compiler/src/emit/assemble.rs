@@ -11,9 +11,10 @@ use program::{
 };
 
 use crate::cover::CoveredRule;
+use crate::emit::classes::{Deciding, decide};
 use crate::emit::reasons::{BY_EARLIER_RULES, NO_DROP, ORDER, hybrid_reason, order_reason};
 use crate::emit::runtime;
-use crate::except::classes::{Deciding, MAX_STEPS_IN_ALL, Overlaps, TooManySteps, decide};
+use crate::except::overlaps::{MAX_STEPS_IN_ALL, Overlaps, TooManySteps};
 use crate::except::place::{ByOrder, Earlier, Placement, Prepared};
 use crate::fit::assign_priorities::{Assigned, Prioritized};
 use crate::job::Job;

@@ -29,7 +29,7 @@ use program::{GroupId, RssQueue, RuleId};
 
 use crate::cover::MAX_FLOWS;
 use crate::cube::Cube;
-use crate::except::classes::{MAX_STEPS_IN_ALL, TooManySteps};
+use crate::except::overlaps::{MAX_STEPS_IN_ALL, TooManySteps};
 use crate::except::place::Earlier;
 use crate::job::Job;
 use crate::mask_index::MaskIndex;

@@ -11,9 +11,9 @@ use crate::cover::legalize::comes_last;
 use crate::cover::{MAX_FLOWS, everything};
 use crate::cube::{Cube, Image, SENT};
 use crate::except::place::{Earlier, Placement, Prepared};
-use crate::groups::{self, Variant};
 use crate::job::Job;
 use crate::mask_index::ByMask;
+use crate::rank::variants::{Variant, variants};
 
 /// The most different masks of one program, before any are merged: each is compared with all others.
 pub(crate) const MAX_MASKS: usize = 1 << 14;
@@ -152,8 +152,7 @@ pub(crate) fn lower(
     placements: &[Placement],
 ) -> Result<Lowered, LowerProblem> {
     let Prepared { groups, rules, exceptions, .. } = prepared;
-    let variants: Vec<Vec<Variant>> =
-        groups.iter().map(|group| groups::variants(group, job.profile)).collect();
+    let variants: Vec<Vec<Variant>> = groups.iter().map(|group| variants(group, job.profile)).collect();
     let mut lowering = Lowering::new(groups, &variants);
     for (index, placement) in placements.iter().enumerate() {
         let rule = RuleId::of(index);

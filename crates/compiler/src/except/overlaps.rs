@@ -1,9 +1,4 @@
-//! Software classes: what a worker does with packets that the device cannot decide. A class starts with its
-//! hybrid rule and continues with the later rules that may share packets with it, up to one that matches all
-//! of them.
-//!
-//! The steps of all classes are taken from one list of the rules that decide packets, in their order: workers
-//! hold it, and its index, once.
+//! The later rules that may decide packets which a hybrid rule does not match.
 //!
 //! [`Overlaps`] finds these rules. Comparing all pairs of rules would take quadratic time, so large policies
 //! use the mask index, and beyond a budget of comparisons a rule is included unless it surely shares no
@@ -11,10 +6,9 @@
 
 use std::cell::Cell as Counter;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use policy::policy::Action;
-use program::{Decide, GroupId, Outcome, RuleId, StepList, Steps, Verdict};
+use program::{GroupId, RuleId, Verdict};
 
 use crate::cover::{CoveredRule, MAX_PAIRS_OF_CUBES};
 use crate::cube::Cube;
@@ -31,83 +25,6 @@ pub(crate) struct TooManySteps(pub(crate) RuleId);
 const MAX_PAIRS_IN_ALL: usize = 1 << 29;
 /// With more pairs of cubes, the index is faster than comparing all pairs.
 const COMPARED: usize = 1 << 22;
-
-/// The rules that decide packets, as steps of classes.
-pub(crate) struct Deciding {
-    list: Arc<StepList>,
-    /// The place of each rule in the list; rules that decide nothing have the place of the next one.
-    places: Vec<u32>,
-}
-
-impl Deciding {
-    pub(crate) fn of(rules: &[CoveredRule]) -> Self {
-        let (mut steps, mut places) = (Vec::new(), Vec::with_capacity(rules.len()));
-        for (index, rule) in rules.iter().enumerate() {
-            // At most 2^16 rules.
-            places.push(steps.len() as u32);
-            if rule.decides() {
-                steps.push(rule.step(RuleId::of(index)));
-            }
-        }
-        Self { list: Arc::new(StepList::new(steps)), places }
-    }
-
-    /// The steps of these rules, all of which decide packets.
-    fn steps(&self, rules: impl Iterator<Item = RuleId>) -> Steps {
-        Steps::of(&self.list, rules.filter_map(|rule| self.places.get(rule.index()).copied()).collect())
-    }
-
-    /// How packets are decided on a device without flow tags, where a worker knows nothing of them: by the
-    /// whole policy.
-    pub(crate) fn decide_all(&self, default: Outcome) -> Decide {
-        let steps = Steps::all(&self.list);
-        if steps.is_empty() { Decide::Exact(default) } else { Decide::Software(steps, default) }
-    }
-}
-
-/// How the packets of the flows of a rule are decided; `default` is for unmatched packets. Packets may belong
-/// to the `earlier` rules, if there are some.
-pub(crate) fn decide(
-    rules: &[CoveredRule],
-    deciding: &Deciding,
-    overlaps: &mut Overlaps,
-    id: RuleId,
-    earlier: Option<&Vec<RuleId>>,
-    default: Outcome,
-) -> Decide {
-    let (own, otherwise) = match rules.get(id.index()) {
-        None => (Vec::new(), default),
-        Some(rule) if !rule.is_hybrid() => (Vec::new(), rule.outcome(id)),
-        Some(rule) if !rule.decides() => {
-            let excess = Outcome { rule: id, verdict: Verdict::Filtered };
-            return Decide::Software(vec![rule.step(id)].into(), excess);
-        }
-        Some(_) => {
-            let Later { rules: later, otherwise } = overlaps.after(rules, id);
-            let otherwise = otherwise.map_or(default, |id| rules[id.index()].outcome(id));
-            ([id].into_iter().chain(later).collect(), otherwise)
-        }
-    };
-    let earlier = earlier.filter(|earlier| !earlier.is_empty());
-    let before = earlier.into_iter().flat_map(|earlier| with_following(rules, earlier, id));
-    let steps = deciding.steps(before.chain(own));
-    if steps.is_empty() { Decide::Exact(otherwise) } else { Decide::Software(steps, otherwise) }
-}
-
-/// The earlier rules, with those that follow a hybrid one of them: the cubes of that one cover packets which
-/// may belong to these.
-fn with_following<'r>(
-    rules: &'r [CoveredRule],
-    earlier: &'r [RuleId],
-    id: RuleId,
-) -> impl Iterator<Item = RuleId> + 'r {
-    let hybrid = earlier.iter().find(|rule| rules[rule.index()].is_hybrid()).copied().unwrap_or(id);
-    let meets = move |other: &CoveredRule| {
-        other.decides() && rules.get(id.index()).is_none_or(|rule| rule.may_overlap_with(other))
-    };
-    let following = (hybrid.index()..id.index()).filter(move |index| meets(&rules[*index])).map(RuleId::of);
-    earlier.iter().copied().take_while(move |rule| *rule < hybrid).chain(following)
-}
 
 /// For each rule that a worker may have to receive although it steers to no group, the group to which packets
 /// of its flows most likely go if it does not match them itself.
@@ -154,9 +71,9 @@ pub(crate) struct Overlaps {
 #[derive(Default)]
 pub(crate) struct Later {
     /// Tested in this order.
-    rules: Vec<RuleId>,
+    pub(crate) rules: Vec<RuleId>,
     /// The rule that decides it if none of these matches; `None`: the default.
-    otherwise: Option<RuleId>,
+    pub(crate) otherwise: Option<RuleId>,
 }
 
 impl Overlaps {
@@ -196,7 +113,7 @@ impl Overlaps {
     }
 
     /// The later rules that decide packets of a hybrid rule's flows.
-    fn after(&mut self, rules: &[CoveredRule], id: RuleId) -> Later {
+    pub(crate) fn after(&mut self, rules: &[CoveredRule], id: RuleId) -> Later {
         let rule = &rules[id.index()];
         let met = self.overlapping(rules, id);
         let likely = met.is_none().then(|| self.likely(rule.common(), id));
@@ -283,7 +200,7 @@ impl Overlaps {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use policy::policy::Direction;
     use program::{Match, Predicate, UndecidedKey, UndecidedReason};
 
@@ -305,7 +222,7 @@ mod tests {
     }
 
     /// Networks of three lengths at few places, so that some meet.
-    fn rules() -> Vec<CoveredRule> {
+    pub(crate) fn rules() -> Vec<CoveredRule> {
         let mut seed = 7u64;
         let mut next = |below: u64| {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -331,22 +248,6 @@ mod tests {
             some += usize::from(!one.rules.is_empty()) + usize::from(one.otherwise.is_some());
         }
         assert!(some > 100, "{some}");
-    }
-
-    #[test]
-    fn classes_share_one_list_of_steps() {
-        let rules = rules();
-        let (deciding, mut overlaps) = (Deciding::of(&rules), Overlaps::of(&rules));
-        let default = Outcome { rule: RuleId::of(rules.len()), verdict: Verdict::Kernel };
-        for id in (0..rules.len()).map(RuleId::of).filter(|id| rules[id.index()].is_hybrid()) {
-            let Decide::Software(steps, _) = decide(&rules, &deciding, &mut overlaps, id, None, default)
-            else {
-                panic!("{id}: a hybrid rule is decided by the device");
-            };
-            assert!(Arc::ptr_eq(steps.list(), &deciding.list), "{id}");
-            let later = overlaps.after(&rules, id).rules;
-            assert!(steps.iter().map(|step| step.rule).eq([id].into_iter().chain(later)), "{id}");
-        }
     }
 
     #[test]
