@@ -58,8 +58,8 @@ pub(crate) fn install_ps(seconds: f64) -> f64 {
 }
 
 /// The time that a program costs a packet, in picoseconds: of workers, of the groups of flows that it passes,
-/// and of installing the program. The mean of the drawn packets; with weights, those drawn from a rule together
-/// count as its weight.
+/// and of installing the program. The mean of the drawn packets; with weights, those drawn from a rule
+/// together count as its weight.
 pub(crate) fn program_ps(job: &Job<'_>, packets: &[DrawnPacket], program: &Program) -> f64 {
     let groups = FlowGroups::of(program, job.profile);
     let ps_per_group = u64::from(job.profile.ns_per_group.unwrap_or(0)) * 1000;

@@ -5,9 +5,9 @@
 //! `diagnostics` contains their English text. No pass depends on the order of a hash map, so equal input
 //! gives an equal program.
 //!
-//! It opens no device, reads no file and prints nothing. [`Capacity`] counts what a program needs of a device,
-//! [`reload_conflict()`] finds why two programs cannot be installed at once. The crate `reports` describes
-//! programs to operators.
+//! It opens no device, reads no file and prints nothing. [`Capacity`] counts what a program needs of a
+//! device, [`reload_conflict()`] finds why two programs cannot be installed at once. The crate `reports`
+//! describes programs to operators.
 //!
 //! ```
 //! use device_model::DeviceModel;

@@ -41,9 +41,9 @@ pub struct RuleCheck {
 }
 
 impl Check {
-    /// Checks the program of a job. On a device without flow tags one class decides all packets; which packets
-    /// each flow matches is therefore read from a program that is compiled for the same device with tags,
-    /// with the same weights.
+    /// Checks the program of a job. On a device without flow tags one class decides all packets; which
+    /// packets each flow matches is therefore read from a program that is compiled for the same device with
+    /// tags, with the same weights.
     #[must_use]
     pub fn of(job: &Job<'_>, program: &Program) -> Self {
         let Job { policy, profile, .. } = *job;

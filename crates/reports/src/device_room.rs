@@ -78,10 +78,10 @@ impl DeviceRoom {
 }
 
 impl DeviceRoom {
-    /// The room for the rules at run time of the job's policy; `None`: it allows none in the device. `program` is
-    /// that of the policy without such rules. The program on the device is not considered, because
-    /// each program may use half of what two programs cannot share. `wants_forms`: whether the result has the
-    /// need of each form.
+    /// The room for the rules at run time of the job's policy; `None`: it allows none in the device.
+    /// `program` is that of the policy without such rules. The program on the device is not considered,
+    /// because each program may use half of what two programs cannot share. `wants_forms`: whether the result
+    /// has the need of each form.
     #[must_use]
     pub fn of(job: &Job<'_>, program: &Program, wants_forms: bool) -> Option<Self> {
         let rules = job.policy.runtime.as_ref().map_or(0, |runtime| runtime.device_rules_max);

@@ -1,7 +1,8 @@
-//! What the compiler has made of a policy, for operators: where each rule is decided and why ([`Report`]), likely
-//! mistakes ([`Check`]), how the packets of rules ([`shares`]) and of captures ([`TrafficShares`]) are decided,
-//! and how many rules at run time a device has room for ([`DeviceRoom`]). Nothing here changes a program, except
-//! that the packets of a capture can be counted by rule as weights for the compiler ([`RuleCounter`]).
+//! Descriptions of compiled policies for operators: where each rule is decided and why ([`Report`]),
+//! likely mistakes ([`Check`]), how the packets of rules ([`shares`]) and of captures ([`TrafficShares`]) are
+//! decided, and how many rules at run time a device has room for ([`DeviceRoom`]). Nothing here changes a
+//! program, except that the packets of a capture can be counted by rule as weights for the compiler
+//! ([`RuleCounter`]).
 //!
 //! It opens no device, reads no file and prints nothing.
 //!

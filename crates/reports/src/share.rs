@@ -128,10 +128,10 @@ fn decision<'p>(program: &'p Program, key: &DeepKey) -> (Explanation, Option<&'p
     (explained, class)
 }
 
-/// The percentage of drawn packets that no worker compares with rules; `None`: there are none. The packets that
-/// a rule decides, of those drawn from it, together count as its weight. A rule that decides none of them
-/// counts by its placement: a hybrid one has no part in hardware. The default, from which no packet is drawn,
-/// does not count.
+/// The percentage of drawn packets that no worker compares with rules; `None`: there are none. The packets
+/// that a rule decides, of those drawn from it, together count as its weight. A rule that decides none of
+/// them counts by its placement: a hybrid one has no part in hardware. The default, from which no packet is
+/// drawn, does not count.
 fn hardware_percent(packets: &[DrawnPacket], program: &Program, weights: &Weights) -> Option<f64> {
     let mut rules: BTreeMap<RuleId, (u64, u64)> = BTreeMap::new();
     for drawn in packets {

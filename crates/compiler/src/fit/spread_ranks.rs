@@ -83,8 +83,8 @@ fn single_flows(masks: &[(MaskKey, usize)], table: PriorityTable) -> usize {
     all - groups.map(|(_, flows)| (*flows).min(table.group_entries as usize)).sum::<usize>()
 }
 
-/// The flows of a rank whose masks get no group, those of the rarest masks first. `masks`: those of the rank, most
-/// numerous first.
+/// The flows of a rank whose masks get no group, those of the rarest masks first. `masks`: those of the rank,
+/// most numerous first.
 fn rarest(
     places: &[usize],
     mask: impl Fn(usize) -> MaskKey,

@@ -19,6 +19,7 @@ const CRATES: &[&str] = &[
     "packet",
     "policy",
     "program",
+    "reports",
     "softnic",
     "verbs",
     "wire",

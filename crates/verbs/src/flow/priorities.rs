@@ -1,9 +1,9 @@
 //! The search for the number of a device's flow priorities, which no verb reports.
 
-/// The number of flow priorities up to `most` that a device accepts, at least 1. `is_accepted` tries one; a device
-/// accepts all priorities below one that it accepts. The last one is tried first, so that one trial is enough
-/// if there are as many. Priority 0 is never tried: of the number 1 it is only known that the device refuses
-/// priority 1.
+/// The number of flow priorities up to `most` that a device accepts, at least 1. `is_accepted` tries one; a
+/// device accepts all priorities below one that it accepts. The last one is tried first, so that one trial is
+/// enough if there are as many. Priority 0 is never tried: of the number 1 it is only known that the device
+/// refuses priority 1.
 ///
 /// ```
 /// let of_eight = |priority: u16| Ok::<_, std::convert::Infallible>(priority < 8);
