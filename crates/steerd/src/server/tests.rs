@@ -1,6 +1,8 @@
 //! Who is served when there are too many connections, or no thread.
 
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 
 use super::*;
 
@@ -15,135 +17,115 @@ impl Router for Nothing {
     }
 }
 
-/// The client's end, and that of the server.
-fn pair() -> (std::os::unix::net::UnixStream, UnixStream) {
-    let (client, server) = std::os::unix::net::UnixStream::pair().expect("a pair");
-    client.set_nonblocking(true).expect("an option");
-    server.set_nonblocking(true).expect("an option");
-    (client, UnixStream::from_std(server).expect("a runtime"))
+/// A socket, and its path in the folder.
+fn listener(folder: &Path) -> (Accepting, std::path::PathBuf) {
+    let path = folder.join("s");
+    let listener = Listener::Unix(UnixListener::bind(&path).expect("bound"));
+    (Accepting::new(listener).expect("a runtime"), path)
 }
 
-fn is_open(mut client: &std::os::unix::net::UnixStream) -> bool {
+fn connect(path: &Path) -> UnixStream {
+    let client = UnixStream::connect(path).expect("connected");
+    client.set_nonblocking(true).expect("an option");
+    client
+}
+
+fn is_open(mut client: &UnixStream) -> bool {
     client.read(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
 }
 
-fn run(test: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.expect("a runtime").block_on(test);
+/// Longer than several pauses.
+async fn accept_for_some_time<R: Router>(connections: &mut Connections<R>, listener: &Accepting) {
+    assert!(timeout(ACCEPT_RETRY * 20, connections.accept(listener)).await.is_err(), "it goes on");
 }
 
-#[test]
-fn a_connection_without_a_thread_waits_for_one() {
-    run(async {
-        let mut connections = Connections::new(Nothing);
-        connections.spawn = |_, serve| {
-            drop(serve);
-            Err(io::Error::from(ErrorKind::WouldBlock))
-        };
-        let (client, server) = pair();
-        assert!(connections.begin_or_wait(server, Some(1001)).is_err());
-        assert!(is_open(&client), "closing it could block this thread");
-        assert!(connections.begin_waiting().is_err());
-        assert_eq!((connections.waiting.len(), connections.open.len()), (1, 0));
-        connections.spawn = Builder::spawn;
-        connections.begin_waiting().expect("a thread");
-        assert_eq!((connections.waiting.len(), connections.open.len()), (0, 1));
-        assert!(is_open(&client));
-        connections.close_all().await;
+async fn accept_until<R: Router>(
+    connections: &mut Connections<R>,
+    listener: &Accepting,
+    is_done: impl Fn(&Connections<R>) -> bool,
+) {
+    let begun = Instant::now();
+    while !is_done(connections) {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{} are open", connections.open.len());
+        accept_for_some_time(connections, listener).await;
+    }
+}
+
+fn run(test: impl AsyncFnOnce(Accepting, std::path::PathBuf)) {
+    let folder = tempfile::tempdir().expect("folder");
+    let runtime = runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let (listener, path) = listener(folder.path());
+        test(listener, path).await;
     });
 }
 
 /// A server that has no thread for a new connection keeps those that it has, and accepts no more.
 #[test]
 fn without_threads_nothing_is_closed_or_accepted() {
-    run(async {
-        let folder = tempfile::tempdir().expect("folder");
-        let path = folder.path().join("s");
-        let listener = Listener::Unix(UnixListener::bind(&path).expect("bound"));
-        let listener = Accepting::new(listener).expect("a runtime");
+    run(async |listener, path| {
         let mut connections = Connections::new(Nothing);
-        let (open, server) = pair();
-        connections.begin_or_wait(server, Some(1001)).expect("a thread");
+        let open = connect(&path);
+        accept_until(&mut connections, &listener, |connections| connections.open.len() == 1).await;
         connections.spawn = |_, _| Err(io::Error::from(ErrorKind::WouldBlock));
-        let clients: Vec<_> = (0..3)
-            .map(|_| {
-                let client = std::os::unix::net::UnixStream::connect(&path).expect("connected");
-                client.set_nonblocking(true).expect("an option");
-                client
-            })
-            .collect();
-        // Longer than several pauses.
-        let accepting = connections.accept(&listener);
-        assert!(timeout(ACCEPT_RETRY * 20, accepting).await.is_err(), "it goes on");
-        assert_eq!(connections.waiting.len(), 1, "the others wait in the queue of the socket");
-        assert!(is_open(&open) && connections.open.iter().all(Connection::is_open));
-        assert!(clients.iter().all(is_open));
+        let clients: Vec<_> = (0..3).map(|_| connect(&path)).collect();
+        accept_for_some_time(&mut connections, &listener).await;
+        assert_eq!(connections.open.len(), 1, "the others wait in the queue of the socket");
+        assert!(is_open(&open) && clients.iter().all(is_open));
         connections.spawn = Builder::spawn;
-        let _ = timeout(ACCEPT_RETRY * 20, connections.accept(&listener)).await;
-        assert_eq!((connections.waiting.len(), connections.open.len()), (0, 4));
+        accept_until(&mut connections, &listener, |connections| connections.open.len() == 4).await;
         connections.close_all().await;
     });
 }
 
-#[test]
-fn users_close_no_connection_of_root() {
-    run(async {
-        let mut connections = Connections::new(Nothing);
-        connections.request_time = Duration::ZERO;
-        let mut begin = |uid| {
-            let (client, server) = pair();
-            connections.begin_or_wait(server, Some(uid)).expect("a thread");
-            client
-        };
-        let of_root: Vec<_> = (0..RESERVED).map(|_| begin(0)).collect();
-        let of_users: Vec<_> =
-            (1001..1006).flat_map(|user| [user; USER_CONNECTIONS_MAX]).map(&mut begin).collect();
-        let late = begin(0);
-        let open = |uid: fn(u32) -> bool| {
-            let is = |one: &&Connection| one.is_open() && one.uid.is_some_and(uid);
-            connections.open.iter().filter(is).count()
-        };
-        assert_eq!(open(|uid| uid == 0), RESERVED, "one of root's own was closed for the late one");
-        assert_eq!(open(|uid| uid != 0), CONNECTIONS_MAX - RESERVED);
-        assert!(is_open(&late));
-        connections.close_all().await;
-        drop((of_root, of_users));
-    });
-}
-
-/// No connection of many at once is closed before its request can arrive.
+/// No connection of many at once is closed before its request can arrive; later, the oldest of those that
+/// have sent none are.
 #[test]
 fn a_connection_is_kept_until_it_can_have_asked() {
-    run(async {
+    run(async |listener, path| {
         let mut connections = Connections::new(Nothing);
         // Longer than the test.
         connections.request_time = Duration::from_secs(3600);
-        let begin = |connections: &mut Connections<Nothing>| {
-            let (client, server) = pair();
-            connections.begin_or_wait(server, Some(1001)).expect("a thread");
-            client
-        };
-        let clients: Vec<_> = (0..2 * USER_CONNECTIONS_MAX).map(|_| begin(&mut connections)).collect();
+        let clients: Vec<_> = (0..PLACES + 5).map(|_| connect(&path)).collect();
+        let all_places = |connections: &Connections<_>| connections.open.len() == PLACES as usize;
+        accept_until(&mut connections, &listener, all_places).await;
+        accept_for_some_time(&mut connections, &listener).await;
+        assert!(all_places(&connections), "the others wait in the queue of the socket");
         assert!(clients.iter().all(is_open));
-        let counts = |connections: &Connections<Nothing>| {
-            let open = connections.open.iter().filter(|one| one.is_open());
-            (connections.waiting.len(), open.count())
-        };
-        assert_eq!(counts(&connections), (USER_CONNECTIONS_MAX, USER_CONNECTIONS_MAX));
-        let _one_more = begin(&mut connections);
-        assert_eq!(
-            counts(&connections),
-            (USER_CONNECTIONS_MAX, USER_CONNECTIONS_MAX),
-            "a user with as many that wait loses the oldest"
-        );
         connections.request_time = Duration::ZERO;
-        // Threads of closed connections count until they end.
-        let begun = Instant::now();
-        while !connections.waiting.is_empty() && begun.elapsed() < Duration::from_secs(10) {
-            connections.begin_waiting().expect("a thread");
-            tokio::time::sleep(ACCEPT_RETRY).await;
+        let closed = || clients.iter().take_while(|client| !is_open(client)).count();
+        let all = |connections: &Connections<_>| closed() + connections.open.len() == clients.len();
+        accept_until(&mut connections, &listener, all).await;
+        assert!(closed() > 5 && clients[closed()..].iter().all(is_open), "the oldest are closed");
+        connections.close_all().await;
+    });
+}
+
+/// A request that is being answered is not given up for new connections, of which the newest are kept.
+#[test]
+fn a_connection_that_has_asked_is_not_closed() {
+    struct Slow;
+    impl Router for Slow {
+        const LIMITS: Limits = Nothing::LIMITS;
+        async fn answer(&self, _: Request<Incoming>, _: Option<Peer>) -> Answer {
+            std::future::pending().await
         }
-        assert_eq!(connections.waiting.len(), 0, "those that ask nothing make place");
+    }
+    run(async |listener, path| {
+        let mut connections = Connections::new(Slow);
+        let mut asking = connect(&path);
+        asking.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").expect("sent");
+        let has_asked = |connections: &Connections<_>| {
+            connections.open.front().is_some_and(|one| one.asked.load(Ordering::Relaxed))
+        };
+        accept_until(&mut connections, &listener, has_asked).await;
+        connections.request_time = Duration::ZERO;
+        let idle: Vec<_> = (0..2 * PLACES).map(|_| connect(&path)).collect();
+        let closed = || idle.iter().take_while(|client| !is_open(client)).count();
+        let all = |connections: &Connections<_>| closed() + connections.open.len() == idle.len() + 1;
+        accept_until(&mut connections, &listener, all).await;
+        assert!(is_open(&asking), "after {} others were closed", closed());
+        assert!(closed() > PLACES as usize, "{}", closed());
         connections.close_all().await;
     });
 }
