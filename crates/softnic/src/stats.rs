@@ -4,95 +4,125 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use wire::GivenBack;
 
-/// The counters of one port. `rx_frames` is always the sum of the dispositions ([`PortStats::dispositions`]).
-///
-/// In C's layout, for another copy of this crate ([`crate::preload::host`]): numbers are only added, at the
-/// end.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct PortStats {
-    /// Frames taken from the wire.
-    pub rx_frames: u64,
-    /// Bytes of those frames.
-    pub rx_bytes: u64,
-    /// Frames that a trapping flow delivered to at least one receive queue.
-    pub delivered: u64,
-    /// Frames a flow with a DROP action took.
-    pub flow_dropped: u64,
-    /// Frames that no flow trapped: left to the kernel, whatever copies were made of them. Of a wire that
-    /// takes frames away from the kernel ([`wire::Wire::takes_away`]), those that it gave back.
-    pub unmatched: u64,
-    /// Frames that met a receive queue without posted buffers.
-    pub out_of_buffer: u64,
-    /// Frames that met a full completion queue.
-    pub cq_overrun: u64,
-    /// Frames longer than their buffer or than the port's MTU.
-    pub oversize: u64,
-    /// Frames shorter than an Ethernet header.
-    pub runt: u64,
-    /// Frames for a queue that was not in a receiving state.
-    pub queue_not_ready: u64,
-    /// Frames whose posted buffer failed the memory key, bounds or domain check.
-    pub memory_fault: u64,
-    /// Copies that were delivered beside what became of the frame: for DONT_TRAP flows, for sniffers, and for
-    /// all queues but the first that one match leads to. Not a disposition.
-    pub replicated: u64,
-    /// Such copies that were not delivered. Not a disposition.
-    pub copies_lost: u64,
-    /// Frames that the wire lost before the engine had them; not in `rx_frames`.
-    pub wire_lost: u64,
-    /// Merged frames that the wire split; not in `rx_frames`.
-    pub split_frames: u64,
-    /// The frames that it made of them, which are in `rx_frames`.
-    pub split_segments: u64,
-    /// Frames handed to the wire, without those that it lost, which `tx_errors` counts. A loss that the wire
-    /// reports late is subtracted from the frames of the next bursts, so that the number never decreases.
-    pub tx_frames: u64,
-    /// Bytes of the frames handed to the wire, including those that it lost: it does not report which.
-    pub tx_bytes: u64,
-    /// Sends that were refused, by the device or by the wire.
-    pub tx_errors: u64,
-    /// Frames that an EGRESS flow with a DROP action kept from the wire.
-    pub tx_flow_dropped: u64,
-    /// Datagrams that no queue pair of the device took. They are no frames, and in no other number.
-    pub datagrams_lost: u64,
-    /// Frames that no flow trapped, lost because with XDP in generic mode the kernel does not pass them on.
-    pub unreturned_generic: u64,
-    /// Frames that no flow trapped, lost because they are longer than the kernel accepts back.
-    pub unreturned_long: u64,
-    /// Frames that no flow trapped, lost because the kernel refused to take them back.
-    pub unreturned_refused: u64,
-    /// Frames that the wire had taken from the kernel and gave back to it; among `unmatched`.
-    pub given_back: u64,
-    /// Frames that the wire took from the kernel although it is not known whether a flow claims them. Most
-    /// are in `rx_frames`, those that it lost then in `wire_lost`.
-    pub beyond_claims: u64,
-    /// Frames that the wire left to the kernel without taking them; not among `rx_frames`.
-    pub passed: u64,
-    /// Frames that the wire dropped for flows without handing them over; among `rx_frames` and
-    /// `flow_dropped`.
-    pub dropped_by_wire: u64,
+/// What the number of a row counts, with regard to the frames that a port received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// Frames that came to this end, and are not lost.
+    Disposition,
+    /// Frames that were lost for this reason.
+    Loss,
+    /// No end of received frames.
+    Other,
 }
 
-/// How many numbers [`PortStats`] holds.
-const FIELDS: usize = 28;
+/// Makes [`PortStats`] of rows: each is a number and its [`Role`].
+macro_rules! port_stats {
+    ($($(#[$doc:meta])* $field:ident: $role:ident;)*) => {
+        /// The counters of one port. `rx_frames` is always the sum of the dispositions
+        /// ([`PortStats::dispositions`]).
+        ///
+        /// In C's layout, for another copy of this crate ([`crate::preload::host`]): numbers are only added,
+        /// at the end.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[repr(C)]
+        pub struct PortStats {
+            $($(#[$doc])* pub $field: u64,)*
+        }
+
+        /// The name and the role of each number, in the order of the fields.
+        const ROWS: &[(&str, Role)] = &[$((stringify!($field), Role::$role),)*];
+
+        impl PortStats {
+            fn to_array(self) -> [u64; ROWS.len()] {
+                [$(self.$field,)*]
+            }
+
+            fn from_array([$($field,)*]: [u64; ROWS.len()]) -> Self {
+                Self { $($field,)* }
+            }
+        }
+    };
+}
+
+port_stats! {
+    /// Frames taken from the wire.
+    rx_frames: Other;
+    /// Bytes of those frames.
+    rx_bytes: Other;
+    /// Frames that a trapping flow delivered to at least one receive queue.
+    delivered: Disposition;
+    /// Frames a flow with a DROP action took.
+    flow_dropped: Disposition;
+    /// Frames that no flow trapped: left to the kernel, whatever copies were made of them. Of a wire that
+    /// takes frames away from the kernel ([`wire::Wire::takes_away`]), those that it gave back.
+    unmatched: Disposition;
+    /// Frames that met a receive queue without posted buffers.
+    out_of_buffer: Loss;
+    /// Frames that met a full completion queue.
+    cq_overrun: Loss;
+    /// Frames longer than their buffer or than the port's MTU.
+    oversize: Loss;
+    /// Frames shorter than an Ethernet header.
+    runt: Loss;
+    /// Frames for a queue that was not in a receiving state.
+    queue_not_ready: Loss;
+    /// Frames whose posted buffer failed the memory key, bounds or domain check.
+    memory_fault: Loss;
+    /// Copies that were delivered beside what became of the frame: for DONT_TRAP flows, for sniffers, and for
+    /// all queues but the first that one match leads to.
+    replicated: Other;
+    /// Such copies that were not delivered.
+    copies_lost: Other;
+    /// Frames that the wire lost before the engine had them; not in `rx_frames`.
+    wire_lost: Other;
+    /// Merged frames that the wire split; not in `rx_frames`.
+    split_frames: Other;
+    /// The frames that it made of them, which are in `rx_frames`.
+    split_segments: Other;
+    /// Frames handed to the wire, without those that it lost, which `tx_errors` counts. A loss that the wire
+    /// reports late is subtracted from the frames of the next bursts, so that the number never decreases.
+    tx_frames: Other;
+    /// Bytes of the frames handed to the wire, including those that it lost: it does not report which.
+    tx_bytes: Other;
+    /// Sends that were refused, by the device or by the wire.
+    tx_errors: Other;
+    /// Frames that an EGRESS flow with a DROP action kept from the wire.
+    tx_flow_dropped: Other;
+    /// Datagrams that no queue pair of the device took. They are no frames, and in no other number.
+    datagrams_lost: Other;
+    /// Frames that no flow trapped, lost because with XDP in generic mode the kernel does not pass them on.
+    not_given_back_generic: Loss;
+    /// Frames that no flow trapped, lost because they are longer than the kernel accepts back.
+    not_given_back_too_long: Loss;
+    /// Frames that no flow trapped, lost because the kernel refused to take them back.
+    not_given_back_refused: Loss;
+    /// Frames that the wire had taken from the kernel and gave back to it; among `unmatched`.
+    given_back: Other;
+    /// Frames that the wire took from the kernel although it is not known whether a flow claims them. Most
+    /// are in `rx_frames`, those that it lost then in `wire_lost`.
+    beyond_claims: Other;
+    /// Frames that the wire left to the kernel without taking them; not among `rx_frames`.
+    passed: Other;
+    /// Frames that the wire dropped for flows without handing them over; among `rx_frames` and
+    /// `flow_dropped`.
+    dropped_by_wire: Other;
+}
 
 impl PortStats {
     /// The sum of what can become of a received frame.
     #[must_use]
     pub fn dispositions(&self) -> u64 {
-        self.delivered
-            + self.flow_dropped
-            + self.unmatched
-            + self.out_of_buffer
-            + self.cq_overrun
-            + self.oversize
-            + self.runt
-            + self.queue_not_ready
-            + self.memory_fault
-            + self.unreturned_generic
-            + self.unreturned_long
-            + self.unreturned_refused
+        self.of_roles(|role| role != Role::Other).map(|(_, frames)| frames).sum()
+    }
+
+    /// The received frames that were lost, by reason.
+    pub fn losses(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+        self.of_roles(|role| role == Role::Loss)
+    }
+
+    fn of_roles(&self, is_one: fn(Role) -> bool) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+        let rows = ROWS.iter().zip(self.to_array());
+        rows.filter(move |((_, role), _)| is_one(*role)).map(|((name, _), frames)| (*name, frames))
     }
 
     /// Moves the frames that a wire could not give back to the kernel from those that were left to it to
@@ -100,24 +130,9 @@ impl PortStats {
     pub(crate) fn note_given_back(&mut self, given: GivenBack) {
         self.unmatched = self.unmatched.saturating_sub(given.lost());
         self.given_back += given.frames;
-        self.unreturned_generic += given.lost_generic;
-        self.unreturned_long += given.lost_long;
-        self.unreturned_refused += given.lost_refused;
-    }
-
-    /// Counts `frames` that came to the same end.
-    pub(crate) fn dispose(&mut self, end: FrameEnd, frames: u64) {
-        *match end {
-            FrameEnd::Unmatched => &mut self.unmatched,
-            FrameEnd::FlowDropped => &mut self.flow_dropped,
-            FrameEnd::Runt => &mut self.runt,
-            FrameEnd::Oversize => &mut self.oversize,
-            FrameEnd::QueueNotReady => &mut self.queue_not_ready,
-            FrameEnd::OutOfBuffer => &mut self.out_of_buffer,
-            FrameEnd::CqOverrun => &mut self.cq_overrun,
-            FrameEnd::MemoryFault => &mut self.memory_fault,
-            FrameEnd::Delivered => &mut self.delivered,
-        } += frames;
+        self.not_given_back_generic += given.lost_generic;
+        self.not_given_back_too_long += given.lost_long;
+        self.not_given_back_refused += given.lost_refused;
     }
 
     /// Settles one delivery of a frame whose end was `so_far`. A copy is never the frame's end, and a frame
@@ -150,106 +165,60 @@ impl PortStats {
             _ => self.copies_lost += 1,
         }
     }
-
-    /// Every number, in the order in which [`PortCounters`] keeps them.
-    fn fields_mut(&mut self) -> [&mut u64; FIELDS] {
-        [
-            &mut self.rx_frames,
-            &mut self.rx_bytes,
-            &mut self.delivered,
-            &mut self.flow_dropped,
-            &mut self.unmatched,
-            &mut self.out_of_buffer,
-            &mut self.cq_overrun,
-            &mut self.oversize,
-            &mut self.runt,
-            &mut self.queue_not_ready,
-            &mut self.memory_fault,
-            &mut self.replicated,
-            &mut self.copies_lost,
-            &mut self.wire_lost,
-            &mut self.split_frames,
-            &mut self.split_segments,
-            &mut self.tx_frames,
-            &mut self.tx_bytes,
-            &mut self.tx_errors,
-            &mut self.tx_flow_dropped,
-            &mut self.datagrams_lost,
-            &mut self.unreturned_generic,
-            &mut self.unreturned_long,
-            &mut self.unreturned_refused,
-            &mut self.given_back,
-            &mut self.beyond_claims,
-            &mut self.passed,
-            &mut self.dropped_by_wire,
-        ]
-    }
-
-    fn to_array(mut self) -> [u64; FIELDS] {
-        self.fields_mut().map(|field| *field)
-    }
-
-    fn from_array(values: [u64; FIELDS]) -> Self {
-        let mut stats = Self::default();
-        for (field, value) in stats.fields_mut().into_iter().zip(values) {
-            *field = value;
-        }
-        stats
-    }
 }
 
-/// The outcome of one received frame, as [`PortStats`] counts it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum FrameEnd {
+/// Makes [`FrameEnd`] of rows: each is an end and the number of [`PortStats`] that counts it.
+macro_rules! frame_ends {
+    ($($(#[$doc:meta])* $end:ident => $field:ident;)*) => {
+        /// The outcome of one received frame, as [`PortStats`] counts it.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u8)]
+        pub enum FrameEnd {
+            $($(#[$doc])* $end,)*
+        }
+
+        impl FrameEnd {
+            pub(crate) const ALL: [Self; [$(stringify!($end),)*].len()] = [$(Self::$end,)*];
+
+            /// The name in counters.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$end => stringify!($field),)*
+                }
+            }
+        }
+
+        impl PortStats {
+            /// Counts `frames` that came to the same end.
+            pub(crate) fn dispose(&mut self, end: FrameEnd, frames: u64) {
+                *match end {
+                    $(FrameEnd::$end => &mut self.$field,)*
+                } += frames;
+            }
+        }
+    };
+}
+
+frame_ends! {
     /// No flow trapped it: it is left to the kernel.
-    Unmatched,
+    Unmatched => unmatched;
     /// A flow with a DROP action took it.
-    FlowDropped,
+    FlowDropped => flow_dropped;
     /// It is shorter than an Ethernet header.
-    Runt,
+    Runt => runt;
     /// It is longer than its buffer or than the port's MTU.
-    Oversize,
+    Oversize => oversize;
     /// The queue was not in a receiving state.
-    QueueNotReady,
+    QueueNotReady => queue_not_ready;
     /// The receive queue had no posted buffer.
-    OutOfBuffer,
+    OutOfBuffer => out_of_buffer;
     /// The completion queue was full.
-    CqOverrun,
+    CqOverrun => cq_overrun;
     /// The posted buffer failed the memory key, bounds or domain check.
-    MemoryFault,
+    MemoryFault => memory_fault;
     /// A receive queue got it.
-    Delivered,
-}
-
-impl FrameEnd {
-    /// The name in counters.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Unmatched => "unmatched",
-            Self::FlowDropped => "flow_dropped",
-            Self::Runt => "runt",
-            Self::Oversize => "oversize",
-            Self::QueueNotReady => "queue_not_ready",
-            Self::OutOfBuffer => "out_of_buffer",
-            Self::CqOverrun => "cq_overrun",
-            Self::MemoryFault => "memory_fault",
-            Self::Delivered => "delivered",
-        }
-    }
-
-    pub(crate) const ALL: [Self; 9] = [
-        Self::Unmatched,
-        Self::FlowDropped,
-        Self::Runt,
-        Self::Oversize,
-        Self::QueueNotReady,
-        Self::OutOfBuffer,
-        Self::CqOverrun,
-        Self::MemoryFault,
-        Self::Delivered,
-    ];
+    Delivered => delivered;
 }
 
 /// The counters as the engine writes them: a sequence lock around single-writer counters, so that readers see
@@ -257,7 +226,7 @@ impl FrameEnd {
 #[derive(Default)]
 pub(crate) struct PortCounters {
     sequence: AtomicU64,
-    values: [AtomicU64; FIELDS],
+    values: [AtomicU64; ROWS.len()],
 }
 
 impl PortCounters {
@@ -312,7 +281,8 @@ mod tests {
         let mut stats = PortStats { rx_frames: 10, unmatched: 10, ..PortStats::default() };
         stats.note_given_back(GivenBack { frames: 4, lost_generic: 1, lost_long: 2, lost_refused: 3 });
         assert_eq!((stats.unmatched, stats.given_back, stats.dispositions()), (4, 4, 10));
-        let lost = (stats.unreturned_generic, stats.unreturned_long, stats.unreturned_refused);
+        let lost =
+            (stats.not_given_back_generic, stats.not_given_back_too_long, stats.not_given_back_refused);
         assert_eq!(lost, (1, 2, 3));
         assert_eq!(PortStats::from_array(stats.to_array()), stats);
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use control::{ChangedSoFar, Counted, Device, DropTotals};
 use program::{DEFAULT_RULE, Placement, Program, RUNTIME_RULES, RuleDeciders, RuleId, SinkId, WorkerId};
-use softnic::{FrameEnd, PortStats};
+use softnic::PortStats;
 use worker::sinks::{PacketSizes, TopFlow};
 use worker::{Distribution, SinkTraffic, WorkerSnapshot};
 
@@ -537,18 +537,7 @@ fn counters(stats: &PortStats) -> PortCounters {
 }
 
 fn losses(stats: &PortStats) -> Reasons {
-    Reasons::from([
-        (LOST_ON_WIRE, stats.wire_lost),
-        (FrameEnd::OutOfBuffer.name(), stats.out_of_buffer),
-        (FrameEnd::CqOverrun.name(), stats.cq_overrun),
-        (FrameEnd::Oversize.name(), stats.oversize),
-        (FrameEnd::Runt.name(), stats.runt),
-        (FrameEnd::QueueNotReady.name(), stats.queue_not_ready),
-        (FrameEnd::MemoryFault.name(), stats.memory_fault),
-        ("not_given_back_generic", stats.unreturned_generic),
-        ("not_given_back_too_long", stats.unreturned_long),
-        ("not_given_back_refused", stats.unreturned_refused),
-    ])
+    stats.losses().chain([(LOST_ON_WIRE, stats.wire_lost)]).collect()
 }
 
 #[cfg(test)]
@@ -580,6 +569,25 @@ mod tests {
         assert_eq!((web.uncounted, of_worker), (false, Some(0)), "a worker counts it");
         let json = serde_json::to_value(scan).expect("JSON");
         assert!(json["dropped_packets"].is_null(), "{json:#}");
+    }
+
+    #[test]
+    fn the_losses_of_a_port_are_listed_by_reason() {
+        let stats =
+            PortStats { wire_lost: 1, oversize: 2, not_given_back_too_long: 3, ..PortStats::default() };
+        let expected = [
+            ("cq_overrun", 0),
+            ("memory_fault", 0),
+            ("not_given_back_generic", 0),
+            ("not_given_back_refused", 0),
+            ("not_given_back_too_long", 3),
+            ("out_of_buffer", 0),
+            ("oversize", 2),
+            ("queue_not_ready", 0),
+            ("runt", 0),
+            ("wire", 1),
+        ];
+        assert_eq!(losses(&stats), Reasons::from(expected));
     }
 
     /// A search through all names for each would be twelve times as many searches as they are compared with
