@@ -17,6 +17,7 @@ mod message;
 mod outcome;
 mod policy_diff;
 mod policy_file;
+mod port_counters;
 mod protection;
 mod rates;
 mod server;

@@ -11,6 +11,7 @@ use softnic::ClaimReport;
 
 use crate::effects::Effect;
 use crate::outcome::{PacketOutcome, RuleOutcomes, Totals, WorkerOutcomes};
+use crate::port_counters::PortCounters;
 
 /// Counters by a named reason; only reasons that occurred or can occur are listed.
 pub(crate) type Reasons = BTreeMap<&'static str, u64>;
@@ -380,37 +381,6 @@ impl PortClaims {
     pub(crate) fn of(ClaimReport { claims, dropping, widened }: ClaimReport) -> Self {
         Self { count: claims as u64, widened_places: widened as u64, dropping: dropping as u64 }
     }
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct PortCounters {
-    pub(crate) received_packets: u64,
-    pub(crate) received_bytes: u64,
-    pub(crate) delivered_packets: u64,
-    /// Copies handed to workers, in addition to the packets' own outcome.
-    pub(crate) replicated_packets: u64,
-    /// Dropped by a rule in the device.
-    pub(crate) rule_dropped_packets: u64,
-    pub(crate) kernel_packets: u64,
-    /// Taken from the kernel and given back; among `kernel_packets`.
-    pub(crate) given_back_packets: u64,
-    /// Taken from the kernel although it is not known whether a flow claims them.
-    pub(crate) beyond_claims_packets: u64,
-    /// Left to the kernel by the XDP program of the interface; not among the received packets.
-    pub(crate) passed_packets: u64,
-    /// Dropped for a rule by the XDP program of the interface; among `rule_dropped_packets`.
-    pub(crate) xdp_dropped_packets: u64,
-    /// Merged frames that the wire split, not part of the received packets, and the packets that it made of
-    /// them, which are.
-    pub(crate) split_packets: u64,
-    pub(crate) split_segments: u64,
-    pub(crate) sent_packets: u64,
-    pub(crate) sent_bytes: u64,
-    pub(crate) send_errors: u64,
-    /// Dropped by an egress rule.
-    pub(crate) sent_dropped_packets: u64,
-    /// Copies lost for lack of room; the packets' own outcome is counted separately.
-    pub(crate) lost_copies: u64,
 }
 
 /// The name among a port's losses of frames that were lost on the wire before the port received them.

@@ -6,7 +6,8 @@
 //! must hold exactly.
 
 use crate::outcome::{self, PacketOutcome, Totals};
-use crate::state::{Accounting, Equation, LOST_ON_WIRE, PortCounters, PortState, RuleState, WorkerState};
+use crate::port_counters::PortCounters;
+use crate::state::{Accounting, Equation, LOST_ON_WIRE, PortState, RuleState, WorkerState};
 
 /// How many packets may be in flight, by place; none once traffic has ended. Both sides of all other
 /// equations are read at one moment.

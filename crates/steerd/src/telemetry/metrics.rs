@@ -1,6 +1,6 @@
 //! The metrics in Prometheus' text format, made from a `State`.
 //!
-//! [`METRICS`] declares each metric once: name, help text, type, labels, and the function that reads its
+//! [`metrics`] declares each metric once: name, help text, type, labels, and the function that reads its
 //! series. `http` calls `render` when its page is outdated; the packet path never touches a metric. Base
 //! units, `_total` on counters and HELP on every family, as promtool requires.
 
@@ -16,17 +16,17 @@ use prometheus::proto::{self, Bucket, Histogram, LabelPair, MetricFamily, Metric
 
 use crate::effects::Effect;
 use crate::outcome::{Count, PacketOutcome};
+use crate::port_counters::{self, PortCounters, PortMetric};
 use crate::state::{
-    Accounting, Buckets, DeviceCondition, DeviceState, LatencyState, OtherDeviceState, PortClaims,
-    PortCounters, PortFilters, PortState, Reasons, RuleState, SinkState, SinkTrafficState, State,
-    WorkerState,
+    Accounting, Buckets, DeviceCondition, DeviceState, OtherDeviceState, PortClaims, PortFilters, PortState,
+    Reasons, RuleState, SinkState, SinkTrafficState, State, WorkerState,
 };
 
 /// All metrics of a state.
 pub(crate) fn render(state: &State) -> Result<String, prometheus::Error> {
     let sources = Sources { state, rules: exported(&state.rules), process: ProcessUsage::read() };
     let families: Vec<MetricFamily> =
-        METRICS.iter().filter_map(|metric| metric.family((metric.series)(&sources))).collect();
+        metrics().filter_map(|metric| metric.family(metric.series(&sources))).collect();
     TextEncoder::new().encode_to_string(&families)
 }
 
@@ -54,13 +54,21 @@ enum Value<'s> {
     Buckets(&'s Buckets, f64),
 }
 
+#[derive(Clone, Copy)]
 struct Metric {
     name: &'static str,
     help: &'static str,
     kind: MetricType,
     /// The names of the labels.
     labels: &'static [&'static str],
-    series: ReadSeries,
+    source: Source,
+}
+
+#[derive(Clone, Copy)]
+enum Source {
+    State(ReadSeries),
+    /// A counter of the ports whose device counts what they receive.
+    Ports(fn(&PortCounters) -> u64),
 }
 
 /// Returns nothing if the value is not known.
@@ -72,7 +80,7 @@ const fn gauge(
     help: &'static str,
     series: ReadSeries,
 ) -> Metric {
-    Metric { name, help, kind: MetricType::GAUGE, labels, series }
+    Metric { name, help, kind: MetricType::GAUGE, labels, source: Source::State(series) }
 }
 
 const fn counter(
@@ -94,8 +102,15 @@ const fn histogram(
 }
 
 /// A row for each metric. docs/reference/monitoring.md lists the same rows.
+fn metrics() -> impl Iterator<Item = Metric> {
+    let ports = |rows: &'static [PortMetric]| rows.iter().map(Metric::of_ports);
+    let received = BEFORE_PORT_COUNTERS.iter().copied().chain(ports(port_counters::RECEIVED));
+    let others = CLAIMS_AND_FILTERS.iter().copied().chain(ports(port_counters::SPLIT_AND_SENT));
+    received.chain(others).chain(AFTER_PORT_COUNTERS.iter().copied())
+}
+
 #[rustfmt::skip]
-static METRICS: &[Metric] = &[
+static BEFORE_PORT_COUNTERS: &[Metric] = &[
     gauge("steerd_build_info", &["version"], "The version of this binary; always 1.",
         |s| vec![(vec![s.state.version.into()], Value::Number(1.0))]),
     gauge("steerd_start_time_seconds", &[], "When the daemon started, in Unix time.",
@@ -159,32 +174,11 @@ static METRICS: &[Metric] = &[
         "1 for each part of the system that decides packets of a rule on a network interface: nic, xdp_program, \
          engine, worker. The label host is whether the host receives the packets.",
         deciders),
-    counter("steerd_port_received_packets_total", &["port"], "Packets received from the wire.",
-        |s| ports(s, |p| p.received_packets)),
-    counter("steerd_port_received_bytes_total", &["port"], "Bytes received from the wire.",
-        |s| ports(s, |p| p.received_bytes)),
-    counter("steerd_port_delivered_packets_total", &["port"], "Packets handed to workers.",
-        |s| ports(s, |p| p.delivered_packets)),
-    counter("steerd_port_replicated_packets_total", &["port"],
-        "Copies of packets handed to workers, in addition to the packets' own outcome.",
-        |s| ports(s, |p| p.replicated_packets)),
-    counter("steerd_port_rule_dropped_packets_total", &["port"], "Packets dropped by rules in the device.",
-        |s| ports(s, |p| p.rule_dropped_packets)),
-    counter("steerd_port_kernel_packets_total", &["port"],
-        "Unmatched packets, left to the kernel, copied or not.",
-        |s| ports(s, |p| p.kernel_packets)),
-    counter("steerd_port_given_back_packets_total", &["port"],
-        "Packets that the wire af_xdp had taken from the kernel and gave back; they are among the kernel's.",
-        |s| ports(s, |p| p.given_back_packets)),
-    counter("steerd_port_beyond_claims_packets_total", &["port"],
-        "Packets that the wire af_xdp took from the kernel although it is not known whether a flow wants them.",
-        |s| ports(s, |p| p.beyond_claims_packets)),
-    counter("steerd_port_passed_packets_total", &["port"],
-        "Packets that the XDP program of the wire af_xdp left to the kernel; the port has not received them.",
-        |s| ports(s, |p| p.passed_packets)),
-    counter("steerd_port_xdp_dropped_packets_total", &["port"],
-        "Packets that the XDP program of the wire af_xdp dropped; they are among those dropped by rules.",
-        |s| ports(s, |p| p.xdp_dropped_packets)),
+];
+
+/// Those of ports between the counters of [`port_counters`].
+#[rustfmt::skip]
+static CLAIMS_AND_FILTERS: &[Metric] = &[
     gauge("steerd_port_claims", &["port"], "Different claims of the flows of a port with the wire af_xdp, those that drop and others.",
         |s| claims(s, |c| c.count)),
     gauge("steerd_port_claims_widened_places", &["port"],
@@ -206,26 +200,12 @@ static METRICS: &[Metric] = &[
     counter("steerd_port_nic_filters_restored_total", &["port"],
         "Filters that were gone, as after the reset of a driver, and were inserted again.",
         |s| filters(s, |f| f.restored)),
-    counter("steerd_port_split_packets_total", &["port"],
-        "Merged frames (GRO, segmentation offload) that the port split into the packets that it received.",
-        |s| ports(s, |p| p.split_packets)),
-    counter("steerd_port_split_segments_total", &["port"],
-        "Packets that the port made of merged frames; they are among the received packets.",
-        |s| ports(s, |p| p.split_segments)),
-    counter("steerd_port_sent_packets_total", &["port"], "Packets sent.",
-        |s| ports(s, |p| p.sent_packets)),
-    counter("steerd_port_sent_bytes_total", &["port"], "Bytes sent.",
-        |s| ports(s, |p| p.sent_bytes)),
-    counter("steerd_port_send_errors_total", &["port"], "Sends that failed.",
-        |s| ports(s, |p| p.send_errors)),
-    counter("steerd_port_sent_dropped_packets_total", &["port"],
-        "Sent packets dropped by egress rules before the wire.",
-        |s| ports(s, |p| p.sent_dropped_packets)),
-    counter("steerd_port_lost_copies_total", &["port"],
-        "Copies lost for lack of room; their packets' own outcome is counted separately.",
-        |s| ports(s, |p| p.lost_copies)),
+];
+
+#[rustfmt::skip]
+static AFTER_PORT_COUNTERS: &[Metric] = &[
     gauge("steerd_port_up", &["port"], "1 while the port has a link, else 0.",
-        ports_up),
+        |s| ports(s, |port| port.up.map(flag).map(Value::Number))),
     gauge("steerd_other_port_up", &["device", "port"], "1 while the port of a soft NIC that only sends has a link, else 0.",
         |s| other_ports(s, |port| port.up.map(flag))),
     counter("steerd_other_port_sent_packets_total", &["device", "port"], "Packets sent by the port of a soft NIC that only sends.",
@@ -239,15 +219,15 @@ static METRICS: &[Metric] = &[
          others in the device.",
         |s| reasons(s.state.ports.iter().map(|p| (p.port.into(), &p.lost_packets)))),
     counter("steerd_worker_received_packets_total", &["worker"], "Packets received by the worker.",
-        |s| workers(s, |w| Value::Number(count(w.received_packets)))),
+        |s| workers(s, |w| Some(Value::Number(count(w.received_packets))))),
     counter("steerd_worker_received_bytes_total", &["worker"], "Bytes received by the worker.",
-        |s| workers(s, |w| Value::Number(count(w.received_bytes)))),
+        |s| workers(s, |w| Some(Value::Number(count(w.received_bytes))))),
     counter("steerd_worker_lost_exception_packets_total", &["worker"],
         "Packets that the policy leaves to the kernel but a worker received: the host never sees them.",
-        |s| workers(s, |w| Value::Number(count(w.outcomes[PacketOutcome::LostException])))),
+        |s| workers(s, |w| Some(Value::Number(count(w.outcomes[PacketOutcome::LostException]))))),
     counter("steerd_worker_returned_packets_total", &["worker"],
         "Packets that the policy leaves to the kernel, received by the worker and handed to the kernel sink.",
-        |s| workers(s, |w| Value::Number(count(w.outcomes[PacketOutcome::Returned])))),
+        |s| workers(s, |w| Some(Value::Number(count(w.outcomes[PacketOutcome::Returned]))))),
     counter("steerd_sink_offered_packets_total", &["sink", "kind", "worker"], "Packets that a worker had for the sink.",
         |s| sinks(s, Direction::In, |t| t.offered_packets)),
     counter("steerd_sink_delivered_packets_total", &["sink", "kind", "worker"], "Packets that the sink passed on.",
@@ -269,35 +249,35 @@ static METRICS: &[Metric] = &[
         |s| sink_drops(s, Direction::Out)),
     gauge("steerd_sink_losing", &["sink", "kind"],
         "1 while the sink loses all its packets, else 0; /readyz names it as degraded.",
-        sinks_losing),
+        |s| policy_sinks(s, |sink| Some(Value::Number(flag(sink.losing.is_some()))))),
     counter("steerd_sink_deleted_files_total", &["sink", "kind"],
         "Files of a sink of kind capture that were deleted to make room for others.",
-        deleted_files),
+        |s| policy_sinks(s, |sink| sink.deleted_files.map(count).map(Value::Number))),
     histogram("steerd_sink_packet_size_bytes", &["sink", "kind"],
         "Packets by size with the frame check sequence, in the classes of RFC 2819, of sinks of kind count.",
-        packet_sizes),
+        |s| policy_sinks(s, |sink| Some(Value::Buckets(sink.packet_sizes.as_ref()?, 1.0)))),
     counter("steerd_worker_polls_total", &["worker"], "Iterations of the worker's loop.",
-        |s| workers(s, |w| Value::Number(count(w.polls)))),
+        |s| workers(s, |w| Some(Value::Number(count(w.polls))))),
     counter("steerd_worker_empty_polls_total", &["worker"],
         "Iterations of the worker's loop that received nothing.",
-        |s| workers(s, |w| Value::Number(count(w.empty_polls)))),
+        |s| workers(s, |w| Some(Value::Number(count(w.empty_polls))))),
     counter("steerd_worker_poll_errors_total", &["worker"],
         "Iterations in which polling the completion queue failed.",
-        |s| workers(s, |w| Value::Number(count(w.poll_errors)))),
+        |s| workers(s, |w| Some(Value::Number(count(w.poll_errors))))),
     gauge("steerd_worker_queue_failed", &["worker"],
         "1 while the worker's receive queue is in its error state: packets for it are lost until it is recovered.",
-        |s| workers(s, |w| Value::Number(flag(w.failed)))),
+        |s| workers(s, |w| Some(Value::Number(flag(w.failed))))),
     counter("steerd_worker_queue_recoveries_total", &["worker"],
         "Recoveries of the worker's receive queue after a failure.",
-        |s| workers(s, |w| Value::Number(count(w.queue_recoveries)))),
+        |s| workers(s, |w| Some(Value::Number(count(w.queue_recoveries))))),
     gauge("steerd_worker_stalled", &["worker"], "1 while the worker's loop makes no progress.",
-        |s| workers(s, |w| Value::Number(flag(w.stalled)))),
+        |s| workers(s, |w| Some(Value::Number(flag(w.stalled))))),
     counter("steerd_worker_dropped_packets_total", &["worker", "reason"],
         "Packets that a worker received and lost, not dropped by a rule, by reason.",
         |s| reasons(s.state.workers.iter().map(|w| (w.worker, &w.lost_packets)))),
     counter("steerd_worker_out_of_buffer_packets_total", &["worker"],
         "Packets and copies for the worker that found no receive buffer; the ports' losses contain them.",
-        out_of_buffer),
+        |s| workers(s, |w| w.out_of_buffer_packets.map(count).map(Value::Number))),
     counter("steerd_worker_failed_receives_total", &["worker", "reason"],
         "Receives that failed, by reason; packets that a port lost by them are among its own losses.",
         |s| reasons(s.state.workers.iter().map(|w| (w.worker, &w.failed_receives)))),
@@ -305,20 +285,20 @@ static METRICS: &[Metric] = &[
         "Malformed packets that a worker parsed, by anomaly; their outcome is counted by rule.",
         |s| reasons(s.state.workers.iter().map(|w| (w.worker, &w.anomalies)))),
     histogram("steerd_worker_batch_packets", &["worker"], "Packets per iteration of the worker's loop.",
-        |s| workers(s, |w| Value::Buckets(&w.batches, 1.0))),
+        |s| workers(s, |w| Some(Value::Buckets(&w.batches, 1.0)))),
     histogram("steerd_worker_turn_seconds", &["worker"],
         "Durations of iterations of the worker's loop that received packets; a sample, one in 64.",
-        |s| workers(s, |w| Value::Buckets(&w.turn_ns, 1e9))),
+        |s| workers(s, |w| Some(Value::Buckets(&w.turn_ns, 1e9)))),
     counter("steerd_worker_time_seconds_total", &["worker", "regime"],
         "What the worker's loop spent its time on: idle, poll, classify, sink. They add up to the time it has run.",
         regimes),
     histogram("steerd_worker_latency_seconds", &["worker"],
         "From the device's timestamp of a packet until the worker takes it: the packets of one batch in 16. Absent \
          without workers.timestamps.",
-        |s| latencies(s, |latency| Value::Buckets(&latency.ns, 1e9))),
+        |s| workers(s, |w| Some(Value::Buckets(&w.latency.as_ref()?.ns, 1e9)))),
     counter("steerd_worker_negative_latencies_total", &["worker"],
         "Packets of that sample whose timestamp was later than the time at which the worker took them.",
-        |s| latencies(s, |latency| Value::Number(count(latency.negative)))),
+        |s| workers(s, |w| Some(Value::Number(count(w.latency.as_ref()?.negative))))),
     counter("process_cpu_seconds_total", &[], "Processor time spent, user and system.",
         |s| some(s.process.as_ref().map(|usage| usage.cpu_seconds))),
     gauge("process_resident_memory_bytes", &[], "Resident memory.",
@@ -333,14 +313,6 @@ fn one<'s>(value: f64) -> Vec<Series<'s>> {
 
 fn some<'s>(value: Option<f64>) -> Vec<Series<'s>> {
     value.map(one).unwrap_or_default()
-}
-
-fn out_of_buffer<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
-    let series = |worker: &WorkerState| {
-        let packets = worker.out_of_buffer_packets?;
-        Some((vec![worker.worker.to_string().into()], Value::Number(count(packets))))
-    };
-    s.state.workers.iter().filter_map(series).collect()
 }
 
 fn device_info<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
@@ -371,21 +343,18 @@ fn reloads<'s>(s: &Sources<'s>) -> Vec<Series<'s>> {
     results.map(|(result, reloads)| (vec![result.into()], Value::Number(count(reloads)))).into()
 }
 
-/// The ports whose device counts what they receive.
-fn ports<'s>(s: &Sources<'s>, value: fn(&PortCounters) -> u64) -> Vec<Series<'s>> {
-    let counted = s.state.ports.iter().filter_map(|port| Some((port.port, port.counters.as_ref()?)));
-    counted.map(|(port, of)| (vec![port.to_string().into()], Value::Number(count(value(of))))).collect()
+/// A series for each port whose value is known.
+fn ports<'s>(s: &'s Sources<'s>, value: impl Fn(&'s PortState) -> Option<Value<'s>>) -> Vec<Series<'s>> {
+    let series = |port: &'s PortState| Some((vec![port.port.to_string().into()], value(port)?));
+    s.state.ports.iter().filter_map(series).collect()
 }
 
-/// The claims of the ports whose wires take packets away from the kernel.
-fn claims<'s>(s: &Sources<'s>, value: fn(&PortClaims) -> u64) -> Vec<Series<'s>> {
-    let claiming = s.state.ports.iter().filter_map(|port| Some((port.port, port.claims.as_ref()?)));
-    claiming.map(|(port, of)| (vec![port.to_string().into()], Value::Number(count(value(of))))).collect()
+fn claims<'s>(s: &'s Sources<'s>, value: fn(&PortClaims) -> u64) -> Vec<Series<'s>> {
+    ports(s, |port| port.claims.as_ref().map(value).map(count).map(Value::Number))
 }
 
-fn filters<'s>(s: &Sources<'s>, value: fn(&PortFilters) -> u64) -> Vec<Series<'s>> {
-    let filtering = s.state.ports.iter().filter_map(|port| Some((port.port, port.nic_filters.as_ref()?)));
-    filtering.map(|(port, of)| (vec![port.to_string().into()], Value::Number(count(value(of))))).collect()
+fn filters<'s>(s: &'s Sources<'s>, value: fn(&PortFilters) -> u64) -> Vec<Series<'s>> {
+    ports(s, |port| port.nic_filters.as_ref().map(value).map(count).map(Value::Number))
 }
 
 /// The ports of soft NICs that only send.
@@ -408,11 +377,6 @@ fn engines_stalled<'s>(s: &Sources<'s>) -> Vec<Series<'s>> {
     own.into_iter().chain(others).map(series).collect()
 }
 
-fn ports_up<'s>(s: &Sources<'s>) -> Vec<Series<'s>> {
-    let known = s.state.ports.iter().filter_map(|port| Some((port.port, port.up?)));
-    known.map(|(port, up)| (vec![port.to_string().into()], Value::Number(flag(up)))).collect()
-}
-
 fn regimes<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
     let of = |worker: &'s WorkerState| {
         let labels = |regime: &'static str| vec![worker.worker.to_string().into(), regime.into()];
@@ -421,35 +385,16 @@ fn regimes<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
     s.state.workers.iter().flat_map(of).collect()
 }
 
-/// The workers whose completions have timestamps.
-fn latencies<'s>(s: &'s Sources<'s>, value: fn(&'s LatencyState) -> Value<'s>) -> Vec<Series<'s>> {
-    let measured =
-        s.state.workers.iter().filter_map(|worker| Some((worker.worker, worker.latency.as_ref()?)));
-    measured.map(|(worker, latency)| (vec![worker.to_string().into()], value(latency))).collect()
+/// A series for each sink of the policy whose value is known.
+fn policy_sinks<'s>(s: &'s Sources<'s>, value: fn(&'s SinkState) -> Option<Value<'s>>) -> Vec<Series<'s>> {
+    let series = |sink: &'s SinkState| Some((vec![Cow::from(&sink.name), sink.kind.into()], value(sink)?));
+    s.state.sinks.iter().filter(|sink| sink.attached_to.is_none()).filter_map(series).collect()
 }
 
-fn sinks_losing<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
-    let sinks = s.state.sinks.iter().filter(|sink| sink.attached_to.is_none());
-    let labels = |sink: &'s SinkState| vec![Cow::from(&sink.name), sink.kind.into()];
-    sinks.map(|sink| (labels(sink), Value::Number(flag(sink.losing.is_some())))).collect()
-}
-
-fn deleted_files<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
-    let sinks = s.state.sinks.iter().filter(|sink| sink.attached_to.is_none());
-    let counted = sinks.filter_map(|sink| Some((sink, sink.deleted_files?)));
-    let labels = |sink: &'s SinkState| vec![Cow::from(&sink.name), sink.kind.into()];
-    counted.map(|(sink, files)| (labels(sink), Value::Number(files as f64))).collect()
-}
-
-fn packet_sizes<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
-    let sinks = s.state.sinks.iter().filter(|sink| sink.attached_to.is_none());
-    let counted = sinks.filter_map(|sink| Some((sink, sink.packet_sizes.as_ref()?)));
-    let labels = |sink: &'s SinkState| vec![Cow::from(&sink.name), sink.kind.into()];
-    counted.map(|(sink, sizes)| (labels(sink), Value::Buckets(sizes, 1.0))).collect()
-}
-
-fn workers<'s>(s: &Sources<'s>, value: fn(&'s WorkerState) -> Value<'s>) -> Vec<Series<'s>> {
-    s.state.workers.iter().map(|worker| (vec![worker.worker.to_string().into()], value(worker))).collect()
+/// A series for each worker whose value is known.
+fn workers<'s>(s: &'s Sources<'s>, value: fn(&'s WorkerState) -> Option<Value<'s>>) -> Vec<Series<'s>> {
+    let series = |worker: &'s WorkerState| Some((vec![worker.worker.to_string().into()], value(worker)?));
+    s.state.workers.iter().filter_map(series).collect()
 }
 
 /// A series for each port or worker and reason.
@@ -601,6 +546,20 @@ fn flag(value: bool) -> f64 {
 }
 
 impl Metric {
+    fn of_ports(row: &PortMetric) -> Self {
+        let PortMetric { name, help, read } = *row;
+        Self { name, help, kind: MetricType::COUNTER, labels: &["port"], source: Source::Ports(read) }
+    }
+
+    fn series<'s>(&self, sources: &'s Sources<'s>) -> Vec<Series<'s>> {
+        match self.source {
+            Source::State(read) => read(sources),
+            Source::Ports(read) => {
+                ports(sources, |port| Some(Value::Number(count(read(port.counters.as_ref()?)))))
+            }
+        }
+    }
+
     /// `None` without series, as a HELP line alone would say nothing.
     fn family(&self, series: Vec<Series<'_>>) -> Option<MetricFamily> {
         let mut family = MetricFamily::default();

@@ -161,7 +161,8 @@ fn passed_before(state: &State) -> String {
 mod tests {
     use super::*;
     use crate::outcome::{Count, PacketOutcome};
-    use crate::state::{PortCounters, PortState, RuleState, StageTime, ThreadProfile, WorkerState};
+    use crate::port_counters::PortCounters;
+    use crate::state::{PortState, RuleState, StageTime, ThreadProfile, WorkerState};
     use crate::telemetry::accounting::{InFlight, check};
 
     fn scene() -> State {

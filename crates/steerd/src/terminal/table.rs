@@ -8,8 +8,9 @@ use std::time::Duration;
 use worker::SinkDrop;
 
 use crate::outcome::PacketOutcome;
+use crate::port_counters::PortCounters;
 use crate::rates::{self, PerSecond};
-use crate::state::{PortCounters, Reasons, RuleState, SinkState, State, WorkerState};
+use crate::state::{Reasons, RuleState, SinkState, State, WorkerState};
 
 /// The number of dropped log lines, if there are any.
 pub(crate) fn dropped_log_lines(state: &State) -> String {

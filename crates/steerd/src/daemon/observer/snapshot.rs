@@ -19,10 +19,10 @@ use crate::daemon::nic_drops::{self, PublishedDrops};
 use crate::daemon::sinks::SinkView;
 use crate::effects::Effect;
 use crate::outcome::{self, Count, PacketOutcome, WorkerOutcomes};
+use crate::port_counters::PortCounters;
 use crate::state::{
-    Buckets, DeviceState, LOST_ON_WIRE, LatencyState, OtherDeviceState, PolicyState, PortClaims,
-    PortCounters, PortState, Reasons, RuleState, SinkState, SinkTrafficState, State, TOP_FLOWS_MAX,
-    TopFlowState, WorkerState,
+    Buckets, DeviceState, LOST_ON_WIRE, LatencyState, OtherDeviceState, PolicyState, PortClaims, PortState,
+    Reasons, RuleState, SinkState, SinkTrafficState, State, TOP_FLOWS_MAX, TopFlowState, WorkerState,
 };
 use crate::telemetry::accounting::{self, InFlight};
 use crate::telemetry::http::Probes;
@@ -492,7 +492,7 @@ fn port(device: &Device, wires: &[String], number: u8, stats: Option<&PortStats>
             Err(control::ControlError::PortDown { .. }) => Some(false),
             Err(_) => None,
         },
-        counters: stats.map(counters),
+        counters: stats.map(PortCounters::from),
         claims: None,
         nic_filters: None,
         lost_packets: Reasons::new(),
@@ -512,28 +512,6 @@ fn other_devices(observer: &Observer, stalled: &[Part]) -> Vec<OtherDeviceState>
             .collect(),
     };
     observer.opened.others.iter().map(state).collect()
-}
-
-fn counters(stats: &PortStats) -> PortCounters {
-    PortCounters {
-        received_packets: stats.rx_frames,
-        received_bytes: stats.rx_bytes,
-        delivered_packets: stats.delivered,
-        replicated_packets: stats.replicated,
-        rule_dropped_packets: stats.flow_dropped,
-        kernel_packets: stats.unmatched,
-        given_back_packets: stats.given_back,
-        beyond_claims_packets: stats.beyond_claims,
-        passed_packets: stats.passed,
-        xdp_dropped_packets: stats.dropped_by_wire,
-        split_packets: stats.split_frames,
-        split_segments: stats.split_segments,
-        sent_packets: stats.tx_frames,
-        sent_bytes: stats.tx_bytes,
-        send_errors: stats.tx_errors,
-        sent_dropped_packets: stats.tx_flow_dropped,
-        lost_copies: stats.copies_lost,
-    }
 }
 
 fn losses(stats: &PortStats) -> Reasons {
