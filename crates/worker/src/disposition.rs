@@ -2,49 +2,26 @@
 
 use program::Verdict;
 
-/// How a packet was disposed of, without the destination.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Disposition {
-    /// Delivered to a group.
-    Delivered,
-    /// Dropped by a rule, in software.
-    Dropped,
-    /// Left to the kernel by the policy, but received by the worker, which cannot return it: lost.
-    LostException,
-    /// Left to the kernel by the policy, received by the worker, and handed to the sink that returns it.
-    Returned,
-    /// A copy of a packet that its rule does not match, discarded.
-    Filtered,
-    /// Beyond the limit of its rule, dropped.
-    RateLimited,
-    /// Not in the sample of its rule, dropped.
-    NotSampled,
-}
+use crate::labels::labels;
 
-impl Disposition {
-    /// All of them, in the order of their indices.
-    pub const ALL: [Self; 7] = [
-        Self::Delivered,
-        Self::Dropped,
-        Self::LostException,
-        Self::Returned,
-        Self::Filtered,
-        Self::RateLimited,
-        Self::NotSampled,
-    ];
-
-    /// The name of the reason as a metric label.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Delivered => "delivered",
-            Self::Dropped => "dropped",
-            Self::LostException => "lost_exception",
-            Self::Returned => "returned",
-            Self::Filtered => "filtered",
-            Self::RateLimited => "rate_limited",
-            Self::NotSampled => "not_sampled",
-        }
+labels! {
+    /// How a packet was disposed of, without the destination.
+    #[derive(PartialOrd, Ord)]
+    pub enum Disposition {
+        /// Delivered to a group.
+        Delivered = "delivered",
+        /// Dropped by a rule, in software.
+        Dropped = "dropped",
+        /// Left to the kernel by the policy, but received by the worker, which cannot return it: lost.
+        LostException = "lost_exception",
+        /// Left to the kernel by the policy, received by the worker, and handed to the sink that returns it.
+        Returned = "returned",
+        /// A copy of a packet that its rule does not match, discarded.
+        Filtered = "filtered",
+        /// Beyond the limit of its rule, dropped.
+        RateLimited = "rate_limited",
+        /// Not in the sample of its rule, dropped.
+        NotSampled = "not_sampled",
     }
 }
 

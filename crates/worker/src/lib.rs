@@ -42,6 +42,7 @@ mod disposition;
 mod distribution;
 mod error;
 mod idle;
+mod labels;
 mod latency;
 mod mailbox;
 mod policer;

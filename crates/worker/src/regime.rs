@@ -16,33 +16,19 @@ use std::time::Instant;
 use program::SinkKind;
 
 use crate::counter::Counter;
+use crate::labels::labels;
 
-/// An activity that a worker spends its time on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Regime {
-    /// Iterations that find neither a completion nor work of a sink, with the pauses between them.
-    Idle,
-    /// Taking completions, posting frames again, taking new programs and sinks.
-    Poll,
-    /// Finding the outcome of packets.
-    Classify,
-    /// Running sinks.
-    Sink,
-}
-
-impl Regime {
-    /// All of them, in the order of their indices.
-    pub const ALL: [Self; 4] = [Self::Idle, Self::Poll, Self::Classify, Self::Sink];
-
-    /// The name of the regime as a metric label.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Idle => "idle",
-            Self::Poll => "poll",
-            Self::Classify => "classify",
-            Self::Sink => "sink",
-        }
+labels! {
+    /// An activity that a worker spends its time on.
+    pub enum Regime {
+        /// Iterations that find neither a completion nor work of a sink, with the pauses between them.
+        Idle = "idle",
+        /// Taking completions, posting frames again, taking new programs and sinks.
+        Poll = "poll",
+        /// Finding the outcome of packets.
+        Classify = "classify",
+        /// Running sinks.
+        Sink = "sink",
     }
 }
 

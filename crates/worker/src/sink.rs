@@ -16,6 +16,7 @@ use verbs::{FlowTag, Frame, FramePool};
 
 use crate::batch::{Batch, Decision, Run};
 use crate::counter::{Counter, Tally, Traffic};
+use crate::labels::labels;
 use crate::regime::{KindIndex, Stopwatch};
 
 /// Takes a worker's packets.
@@ -220,87 +221,47 @@ impl FrameBudget {
     }
 }
 
-/// Why a sink did not pass on a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum SinkDrop {
-    /// The ring to the sink's thread or to a client is full.
-    RingFull,
-    /// No client is connected.
-    NoClient,
-    /// The packet is longer than the sink takes.
-    TooLong,
-    /// Another worker used the shared ring.
-    Contended,
-    /// The send queue is full.
-    TxFull,
-    /// The device refused the send, or it failed.
-    TxFailed,
-    /// The port or the interface is down.
-    Down,
-    /// The other side has gone.
-    Closed,
-    /// Writing failed.
-    WriteFailed,
-    /// The disk, or the part of it that the sink may use, is full.
-    DiskFull,
-    /// Left out by sampling, as configured.
-    Sampled,
-    /// Beyond a configured limit.
-    Limit,
-    /// The packet is shorter than an Ethernet header.
-    TooShort,
-    /// The answer to a packet for several stations would have their address as its source.
-    NotUnicast,
-    /// A merged frame whose headers do not allow it to be split.
-    Malformed,
+labels! {
+    /// Why a sink did not pass on a packet.
+    pub enum SinkDrop {
+        /// The ring to the sink's thread or to a client is full.
+        RingFull = "ring_full",
+        /// No client is connected.
+        NoClient = "no_client",
+        /// The packet is longer than the sink takes.
+        TooLong = "too_long",
+        /// Another worker used the shared ring.
+        Contended = "contended",
+        /// The send queue is full.
+        TxFull = "tx_full",
+        /// The device refused the send, or it failed.
+        TxFailed = "tx_failed",
+        /// The port or the interface is down.
+        Down = "down",
+        /// The other side has gone.
+        Closed = "closed",
+        /// Writing failed.
+        WriteFailed = "write_failed",
+        /// The disk, or the part of it that the sink may use, is full.
+        DiskFull = "disk_full",
+        /// Left out by sampling, as configured.
+        Sampled = "sampled",
+        /// Beyond a configured limit.
+        Limit = "limit",
+        /// The packet is shorter than an Ethernet header.
+        TooShort = "too_short",
+        /// The answer to a packet for several stations would have their address as its source.
+        NotUnicast = "not_unicast",
+        /// A merged frame whose headers do not allow it to be split.
+        Malformed = "malformed",
+    }
 }
 
 impl SinkDrop {
-    /// All reasons, in the order of their indices.
-    pub const ALL: &[Self] = &[
-        Self::RingFull,
-        Self::NoClient,
-        Self::TooLong,
-        Self::Contended,
-        Self::TxFull,
-        Self::TxFailed,
-        Self::Down,
-        Self::Closed,
-        Self::WriteFailed,
-        Self::DiskFull,
-        Self::Sampled,
-        Self::Limit,
-        Self::TooShort,
-        Self::NotUnicast,
-        Self::Malformed,
-    ];
-
     /// Returns whether packets are dropped for this reason because the options of the sink ask for it.
     #[must_use]
     pub fn is_intended(self) -> bool {
         matches!(self, Self::Sampled | Self::Limit)
-    }
-
-    /// The reason as a metric label.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::RingFull => "ring_full",
-            Self::NoClient => "no_client",
-            Self::TooLong => "too_long",
-            Self::Contended => "contended",
-            Self::TxFull => "tx_full",
-            Self::TxFailed => "tx_failed",
-            Self::Down => "down",
-            Self::Closed => "closed",
-            Self::WriteFailed => "write_failed",
-            Self::DiskFull => "disk_full",
-            Self::Sampled => "sampled",
-            Self::Limit => "limit",
-            Self::TooShort => "too_short",
-            Self::NotUnicast => "not_unicast",
-            Self::Malformed => "malformed",
-        }
     }
 }
 

@@ -12,82 +12,38 @@ use verbs::CompletionStatus;
 use crate::counter::{Counter, Tally, Traffic};
 use crate::disposition::Disposition;
 use crate::distribution::{Distribution, Distributions, Published};
+use crate::labels::labels;
 use crate::regime::{DetailCounters, Regime, RegimeCounters, WorkerProfile};
 
-/// Why a received packet was dropped without a rule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum DropReason {
-    /// The completion carried no tag, or one that is no class's, or there is no program yet.
-    UnknownTag,
-    /// The tag's class is in no program, or the rule that it names is beyond its program.
-    UnknownClass,
-    /// The device named a frame that it does not own.
-    BadFrame,
-    /// The completion's length is missing or exceeds the frame.
-    BadLength,
-}
-
-impl DropReason {
-    /// All reasons, in the order of their indices.
-    pub const ALL: &[Self] = &[Self::UnknownTag, Self::UnknownClass, Self::BadFrame, Self::BadLength];
-
-    /// The reason as a metric label.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::UnknownTag => "unknown_tag",
-            Self::UnknownClass => "unknown_class",
-            Self::BadFrame => "bad_frame",
-            Self::BadLength => "bad_length",
-        }
-    }
-
-    /// The index of the reason in [`DropReason::ALL`].
-    #[must_use]
-    pub const fn index(self) -> usize {
-        self as usize
+labels! {
+    /// Why a received packet was dropped without a rule.
+    pub enum DropReason {
+        /// The completion carried no tag, or one that is no class's, or there is no program yet.
+        UnknownTag = "unknown_tag",
+        /// The tag's class is in no program, or the rule that it names is beyond its program.
+        UnknownClass = "unknown_class",
+        /// The device named a frame that it does not own.
+        BadFrame = "bad_frame",
+        /// The completion's length is missing or exceeds the frame.
+        BadLength = "bad_length",
     }
 }
 
-/// How a receive failed. It received no packet; the port counts the loss.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Failure {
-    /// The packet was longer than its frame.
-    Length,
-    /// The device found the request malformed.
-    Operation,
-    /// The frame is not registered in the queue's domain, or may not be written to.
-    Protection,
-    /// The queue was in its error state with the frame still posted.
-    Flushed,
-    /// A fatal error of the queue.
-    Fatal,
-    /// Any other status.
-    Other,
-}
-
-impl Failure {
-    /// All of them, in the order of their indices.
-    pub const ALL: &[Self] =
-        &[Self::Length, Self::Operation, Self::Protection, Self::Flushed, Self::Fatal, Self::Other];
-
-    /// The failure as a metric label.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Length => "length",
-            Self::Operation => "operation",
-            Self::Protection => "protection",
-            Self::Flushed => "flushed",
-            Self::Fatal => "fatal",
-            Self::Other => "other",
-        }
-    }
-
-    /// The index of the failure in [`Failure::ALL`].
-    #[must_use]
-    pub const fn index(self) -> usize {
-        self as usize
+labels! {
+    /// How a receive failed. It received no packet; the port counts the loss.
+    pub enum Failure {
+        /// The packet was longer than its frame.
+        Length = "length",
+        /// The device found the request malformed.
+        Operation = "operation",
+        /// The frame is not registered in the queue's domain, or may not be written to.
+        Protection = "protection",
+        /// The queue was in its error state with the frame still posted.
+        Flushed = "flushed",
+        /// A fatal error of the queue.
+        Fatal = "fatal",
+        /// Any other status.
+        Other = "other",
     }
 }
 
@@ -216,7 +172,7 @@ impl Default for Block {
 
 impl Block {
     pub(crate) fn dropped(&self, reason: DropReason) {
-        self.reasons[reason.index()].add(1);
+        self.reasons[reason as usize].add(1);
     }
 
     #[cold]
@@ -231,13 +187,13 @@ impl Block {
     #[cold]
     pub(crate) fn count_failure(&self, status: CompletionStatus) -> Failure {
         let failure = Failure::from(status);
-        self.failures[failure.index()].add(1);
+        self.failures[failure as usize].add(1);
         // Frames are flushed after the failure that puts the queue into its error state.
         if failure != Failure::Flushed {
             self.is_cause_known.store(true, Relaxed);
-            self.last_failure.store(failure.index(), Relaxed);
+            self.last_failure.store(failure as usize, Relaxed);
         } else if !self.is_cause_known.load(Relaxed) {
-            self.last_failure.store(failure.index(), Relaxed);
+            self.last_failure.store(failure as usize, Relaxed);
         }
         failure
     }
@@ -422,24 +378,5 @@ impl WorkerSnapshot {
     pub fn imbalance(&self) -> i128 {
         let ruled: u64 = Disposition::ALL.iter().map(|&disposition| self.total(disposition).packets).sum();
         i128::from(self.received.packets) - i128::from(ruled) - i128::from(self.dropped_by_reason())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_reason_stands_at_its_index_under_a_name_of_its_own() {
-        let mut names = std::collections::HashSet::new();
-        for (index, reason) in DropReason::ALL.iter().enumerate() {
-            assert_eq!(reason.index(), index);
-            assert!(names.insert(reason.name()));
-        }
-        let mut names = std::collections::HashSet::new();
-        for (index, failure) in Failure::ALL.iter().enumerate() {
-            assert_eq!(failure.index(), index);
-            assert!(names.insert(failure.name()));
-        }
     }
 }

@@ -87,11 +87,11 @@ impl Bench {
     }
 
     fn dropped(&self, reason: DropReason) -> u64 {
-        self.stats.reasons()[reason.index()].1
+        self.stats.reasons()[reason as usize].1
     }
 
     fn failed(&self, failure: Failure) -> u64 {
-        self.stats.failures()[failure.index()].1
+        self.stats.failures()[failure as usize].1
     }
 }
 

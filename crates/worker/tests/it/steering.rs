@@ -219,7 +219,7 @@ fn a_packet_longer_than_its_frame_is_a_failure_and_no_packet_of_the_workers() {
     assert_eq!((rig.port(1).delivered, rig.port(1).oversize), (2, 2));
     let snapshot = &rig.snapshots()[0];
     assert_eq!((snapshot.received.packets, snapshot.received.bytes), (2, 60 + 192));
-    assert_eq!(snapshot.failures[Failure::Length.index()], (Failure::Length, 2));
+    assert_eq!(snapshot.failures[Failure::Length as usize], (Failure::Length, 2));
     assert_eq!(rig.seen().len(), 2);
     rig.balance();
 }
