@@ -1,7 +1,8 @@
-//! Rates of the counts in a `State`: averages between two states. The live table of `run` and the API's `top`
-//! use them.
+//! Rates of the counts in a `State`: averages between two states, or over a run. The live table of `run`, its
+//! summary and the API's `top` use them.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use crate::state::{OtherDeviceState, PortState, SinkState, State, TopFlowState};
 
@@ -31,22 +32,31 @@ impl Rates {
     pub(crate) fn update(&mut self, state: &State) -> PerSecond {
         let interval_seconds = state.uptime_seconds - self.uptime_seconds;
         self.uptime_seconds = state.uptime_seconds;
-        let now: HashMap<String, u64> = counts(state).collect();
-        #[allow(clippy::cast_precision_loss)]
-        let rate = |(key, count): (&String, &u64)| {
-            let before = self.last.get(key).copied();
-            let more = count.saturating_sub(before.unwrap_or(0));
-            // Everything has happened since the start.
-            let is_new = before.is_none() && !self.last.is_empty();
-            (key.clone(), Rate { per_second: more as f64 / interval_seconds.max(1e-9), is_new })
-        };
-        let rates = now.iter().map(rate).collect();
+        let now = counts(state).collect();
+        let rates = PerSecond::between(&self.last, &now, interval_seconds);
         self.last = now;
-        PerSecond { interval_seconds, rates }
+        rates
     }
 }
 
 impl PerSecond {
+    /// The means of a run that took this long.
+    pub(crate) fn means(state: &State, ran_for: Duration) -> Self {
+        Self::between(&HashMap::new(), &counts(state).collect(), ran_for.as_secs_f64())
+    }
+
+    fn between(last: &HashMap<String, u64>, now: &HashMap<String, u64>, interval_seconds: f64) -> Self {
+        #[allow(clippy::cast_precision_loss)]
+        let rate = |(key, count): (&String, &u64)| {
+            let before = last.get(key).copied();
+            let more = count.saturating_sub(before.unwrap_or(0));
+            // Everything has happened since the start.
+            let is_new = before.is_none() && !last.is_empty();
+            (key.clone(), Rate { per_second: more as f64 / interval_seconds.max(1e-9), is_new })
+        };
+        Self { interval_seconds, rates: now.iter().map(rate).collect() }
+    }
+
     /// The rate; 0 if it is not counted.
     pub(crate) fn of(&self, key: &str) -> f64 {
         self.rates.get(key).map_or(0.0, |rate| rate.per_second)

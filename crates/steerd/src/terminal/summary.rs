@@ -8,11 +8,12 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::cli::Format;
-use crate::state::State;
+use crate::rates::PerSecond;
+use crate::state::{RuleState, State};
 use crate::terminal::output::{self, OutputError};
 use crate::terminal::table::{
-    Grid, bytes, counted, dropped_log_lines, duration, has_latency, known, latency, losses, number, rate,
-    regimes, rule_bytes, rule_heads, rule_packets, sinks, worker_heads,
+    Chosen, Grid, bytes, counted, dropped_log_lines, duration, known, losses, number, rules_table, sinks,
+    workers_table,
 };
 
 /// The flows of a sink that are listed.
@@ -35,9 +36,7 @@ pub(crate) fn print(format: Format, state: &State, ran_for: Duration) -> Result<
 
 /// `ran_for`: from the start of the workers to the removal of the flows; rates are means over it.
 fn text(state: &State, ran_for: Duration) -> String {
-    let seconds = ran_for.as_secs_f64().max(f64::EPSILON);
-    #[allow(clippy::cast_precision_loss)]
-    let per_second = |packets: u64| rate(packets as f64 / seconds);
+    let rates = PerSecond::means(state, ran_for);
     let mut out = format!(
         "steerd {} ran for {} on {} with {} (generation {}, {}, {} failed)\n\n",
         state.version,
@@ -48,39 +47,10 @@ fn text(state: &State, ran_for: Duration) -> String {
         counted(state.policy.reloads_succeeded, "reload", "reloads"),
         state.policy.reloads_failed,
     );
-    let is_policed = state.rules.iter().any(|rule| rule.policed_packets() > 0);
-    let mut rules = Grid::new(&rule_heads(is_policed));
-    for rule in &state.rules {
-        let by_name = rule.current || rule.name == program::RETIRED_RULES;
-        let name = if by_name { rule.name.clone() } else { format!("{} (earlier)", rule.name) };
-        let mut row = vec![
-            name,
-            rule.action.clone(),
-            rule.placement.into(),
-            rule_packets(rule),
-            rule_bytes(rule),
-            if rule.uncounted { "-".into() } else { per_second(rule.packets()) },
-        ];
-        row.extend(is_policed.then(|| number(rule.policed_packets())));
-        rules.row(row);
-    }
-    out.push_str(&rules.text());
-    let mut workers = Grid::new(&worker_heads(&state.workers));
-    for worker in &state.workers {
-        let mut row = vec![
-            worker.worker.to_string(),
-            worker.core.map_or_else(|| "any".into(), |core| core.to_string()),
-            number(worker.received_packets),
-            bytes(worker.received_bytes),
-            per_second(worker.received_packets),
-        ];
-        #[allow(clippy::cast_precision_loss)]
-        row.extend(regimes(|regime| worker.regimes_ns.get(regime).map_or(0.0, |ns| *ns as f64)));
-        row.extend(has_latency(&state.workers).then(|| latency(worker)));
-        workers.row(row);
-    }
+    let rules: Vec<&RuleState> = state.rules.iter().collect();
+    out.push_str(&rules_table(&Chosen::all(&rules), &rates));
     out.push('\n');
-    out.push_str(&workers.text());
+    out.push_str(&workers_table(&Chosen::all(&state.workers), &state.workers, &rates, false));
     out.push_str(&sinks(&state.sinks));
     out.push_str(&top_flows(state));
     out.push_str(&profile(state));
@@ -162,7 +132,7 @@ mod tests {
     use super::*;
     use crate::outcome::{Count, PacketOutcome};
     use crate::port_counters::PortCounters;
-    use crate::state::{PortState, RuleState, StageTime, ThreadProfile, WorkerState};
+    use crate::state::{PortState, StageTime, ThreadProfile, WorkerState};
     use crate::telemetry::accounting::{InFlight, check};
 
     fn scene() -> State {

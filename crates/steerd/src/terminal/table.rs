@@ -54,21 +54,27 @@ pub(crate) fn live(state: &State, rates: &PerSecond, rows: usize) -> String {
     );
     out.push_str(&rules_table(&rules, rates));
     out.push('\n');
-    out.push_str(&workers_table(&workers, &state.workers, rates));
+    out.push_str(&workers_table(&workers, &state.workers, rates, true));
     out + &ports + &end
 }
 
 /// The shown ones in their order, and those that are summed in one line.
-struct Chosen<'s, T> {
+pub(crate) struct Chosen<'s, T> {
     shown: Vec<&'s T>,
     others: Vec<&'s T>,
+}
+
+impl<'s, T> Chosen<'s, T> {
+    pub(crate) fn all(all: &'s [T]) -> Self {
+        Self { shown: all.iter().collect(), others: Vec::new() }
+    }
 }
 
 /// Chooses as many as fit into this many lines, the busiest by rate and then by count; returns the number of
 /// lines, too.
 fn busiest<'s, T>(all: &'s [T], lines: usize, load: impl Fn(&T) -> (f64, u64)) -> (Chosen<'s, T>, usize) {
     if all.len() <= lines {
-        return (Chosen { shown: all.iter().collect(), others: Vec::new() }, all.len());
+        return (Chosen::all(all), all.len());
     }
     let mut order: Vec<usize> = (0..all.len()).collect();
     order.sort_by(|a, b| {
@@ -82,35 +88,24 @@ fn busiest<'s, T>(all: &'s [T], lines: usize, load: impl Fn(&T) -> (f64, u64)) -
 }
 
 /// The regimes of a worker in the order of the loop.
-pub(crate) const REGIMES: [&str; 4] = ["idle", "poll", "classify", "sink"];
+const REGIMES: [&str; 4] = ["idle", "poll", "classify", "sink"];
 
 /// The parts of the workers' time in percent, by regime; dashes if no time is known.
-pub(crate) fn regimes(nanoseconds: impl Fn(&str) -> f64) -> [String; 4] {
+fn regimes(nanoseconds: impl Fn(&str) -> f64) -> [String; 4] {
     let parts = REGIMES.map(nanoseconds);
     let whole: f64 = parts.iter().sum();
     parts.map(|part| if whole > 0.0 { format!("{:.0} %", part / whole * 100.0) } else { "-".into() })
 }
 
 /// The median and the 99th percentile of a worker's latency: `1.2 us, 8.1 us`.
-pub(crate) fn latency(worker: &WorkerState) -> String {
+fn latency(worker: &WorkerState) -> String {
     let known = worker.latency.as_ref().and_then(|latency| Some((latency.p50_ns?, latency.p99_ns?)));
     #[allow(clippy::cast_precision_loss)]
     let text = |ns: u64| scaled(ns as f64, 1000.0, &[" ns", " us", " ms", " s"]);
     known.map_or_else(|| "-".into(), |(p50, p99)| format!("{}, {}", text(p50), text(p99)))
 }
 
-/// The first columns of a table of workers.
-const WORKER_COLUMNS: [&str; 5] = ["worker", "core", "packets", "bytes", "packets/s"];
-
-/// The heads of a table of workers; the last is for latencies, if there are any.
-pub(crate) fn worker_heads(workers: &[WorkerState]) -> Vec<&'static str> {
-    let mut heads = WORKER_COLUMNS.to_vec();
-    heads.extend(REGIMES);
-    heads.extend(has_latency(workers).then_some("wait p50, p99"));
-    heads
-}
-
-pub(crate) fn has_latency(workers: &[WorkerState]) -> bool {
+fn has_latency(workers: &[WorkerState]) -> bool {
     workers.iter().any(|worker| worker.latency.is_some())
 }
 
@@ -122,20 +117,16 @@ fn worker_rate(rates: &PerSecond, worker: &WorkerState) -> f64 {
     rates.of(&rates::worker_packets(worker.worker))
 }
 
-/// The heads of a table of rules; the last is for the packets that `limit` and `sample` have dropped, if
-/// there are any.
-pub(crate) fn rule_heads(is_policed: bool) -> Vec<&'static str> {
+/// The rules with the packets that `limit` and `sample` have dropped, if there are any.
+pub(crate) fn rules_table(rules: &Chosen<'_, &RuleState>, rates: &PerSecond) -> String {
+    let is_policed = rules.shown.iter().chain(&rules.others).any(|rule| rule.policed_packets() > 0);
     let mut heads = vec!["rule", "action", "in", "packets", "bytes", "packets/s"];
     heads.extend(is_policed.then_some("policed"));
-    heads
-}
-
-fn rules_table(rules: &Chosen<'_, &RuleState>, rates: &PerSecond) -> String {
-    let is_policed = rules.shown.iter().chain(&rules.others).any(|rule| rule.policed_packets() > 0);
-    let mut grid = Grid::new(&rule_heads(is_policed));
+    let mut grid = Grid::new(&heads);
     for rule in &rules.shown {
+        let by_name = rule.current || rule.name == program::RETIRED_RULES;
         let mut row = vec![
-            rule.name.clone(),
+            if by_name { rule.name.clone() } else { format!("{} (earlier)", rule.name) },
             rule.action.clone(),
             rule.placement.into(),
             rule_packets(rule),
@@ -165,22 +156,31 @@ fn rules_table(rules: &Chosen<'_, &RuleState>, rates: &PerSecond) -> String {
     grid.text()
 }
 
-fn workers_table(workers: &Chosen<'_, WorkerState>, all: &[WorkerState], rates: &PerSecond) -> String {
-    let mut heads = worker_heads(all);
-    heads.insert(WORKER_COLUMNS.len(), "no buffer");
+/// The workers with their latencies, if there are any of `all`; `is_live`: also what matters only while they
+/// run.
+pub(crate) fn workers_table(
+    workers: &Chosen<'_, WorkerState>,
+    all: &[WorkerState],
+    rates: &PerSecond,
+    is_live: bool,
+) -> String {
+    let mut heads = vec!["worker", "core", "packets", "bytes", "packets/s"];
+    heads.extend(is_live.then_some("no buffer"));
+    heads.extend(REGIMES);
+    heads.extend(has_latency(all).then_some("wait p50, p99"));
     let mut grid = Grid::new(&heads);
     let time = |worker: &WorkerState, regime: &str| rates.of(&rates::worker_ns(worker.worker, regime));
     for worker in &workers.shown {
-        let stalled = if worker.stalled { " (stalled)" } else { "" };
-        let failed = if worker.failed { " (queue failed)" } else { "" };
+        let stalled = if is_live && worker.stalled { " (stalled)" } else { "" };
+        let failed = if is_live && worker.failed { " (queue failed)" } else { "" };
         let mut row = vec![
             format!("{}{stalled}{failed}", worker.worker),
             worker.core.map_or_else(|| "any".into(), |core| core.to_string()),
             number(worker.received_packets),
             bytes(worker.received_bytes),
             rate(worker_rate(rates, worker)),
-            known(worker.out_of_buffer_packets),
         ];
+        row.extend(is_live.then(|| known(worker.out_of_buffer_packets)));
         row.extend(regimes(|regime| time(worker, regime)));
         row.extend(has_latency(all).then(|| latency(worker)));
         grid.row(row);
@@ -416,12 +416,12 @@ pub(crate) fn known(value: Option<u64>) -> String {
 }
 
 /// A dash if the device does not count them.
-pub(crate) fn rule_packets(rule: &RuleState) -> String {
+fn rule_packets(rule: &RuleState) -> String {
     if rule.uncounted { "-".into() } else { number(rule.packets()) }
 }
 
 /// A dash if unknown: the device does not count the bytes of unmatched packets.
-pub(crate) fn rule_bytes(rule: &RuleState) -> String {
+fn rule_bytes(rule: &RuleState) -> String {
     if bytes_are_unknown(rule) { "-".into() } else { bytes(rule.bytes()) }
 }
 
