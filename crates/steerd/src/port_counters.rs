@@ -1,6 +1,6 @@
-//! The counters of ports, in one table: the state, the metrics and their reference are made of its rows. A new
-//! counter is a row here, beside the place that counts it, [`PortStats`]. A new reason to lose packets is a
-//! row there only.
+//! The counters of ports, in one table: the state, the metrics and their reference are made of its rows, and
+//! the sum of outcomes in the accounting. A new counter is a row here, beside the place that counts it,
+//! [`PortStats`]. A new reason to lose packets is a row there only.
 
 use serde::Serialize;
 use softnic::PortStats;
@@ -14,14 +14,26 @@ pub(crate) struct PortMetric {
 }
 
 /// Makes [`PortCounters`] and the metrics of rows: each is the key in the state, of which the name of the
-/// metric is made, the number of [`PortStats`], and the help text. The groups divide the metrics, in their
-/// order.
+/// metric is made, the number of [`PortStats`], and the help text; `outcome` marks those that each received
+/// packet is in exactly one of, if it is not lost. The groups divide the metrics, in their order.
 macro_rules! port_counters {
-    ($($group:ident { $($key:ident = $source:ident, $help:literal;)* })*) => {
+    ($($group:ident { $($key:ident = $source:ident $($outcome:ident)?, $help:literal;)* })*) => {
         /// What a port counts but for its losses.
         #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
         pub(crate) struct PortCounters {
             $($(#[doc = $help] pub(crate) $key: u64,)*)*
+        }
+
+        impl PortCounters {
+            /// The received packets that were not lost, whatever their outcome.
+            pub(crate) fn outcomes(&self) -> u64 {
+                let mut sum = 0;
+                $($($({
+                    let $outcome = self.$key;
+                    sum += $outcome;
+                })?)*)*
+                sum
+            }
         }
 
         impl From<&PortStats> for PortCounters {
@@ -40,18 +52,13 @@ macro_rules! port_counters {
 
 port_counters! {
     RECEIVED {
-        received_packets = rx_frames,
-            "Packets received from the wire.";
-        received_bytes = rx_bytes,
-            "Bytes received from the wire.";
-        delivered_packets = delivered,
-            "Packets handed to workers.";
+        received_packets = rx_frames, "Packets received from the wire.";
+        received_bytes = rx_bytes, "Bytes received from the wire.";
+        delivered_packets = delivered outcome, "Packets handed to workers.";
         replicated_packets = replicated,
             "Copies of packets handed to workers, in addition to the packets' own outcome.";
-        rule_dropped_packets = flow_dropped,
-            "Packets dropped by rules in the device.";
-        kernel_packets = unmatched,
-            "Unmatched packets, left to the kernel, copied or not.";
+        rule_dropped_packets = flow_dropped outcome, "Packets dropped by rules in the device.";
+        kernel_packets = unmatched outcome, "Unmatched packets, left to the kernel, copied or not.";
         given_back_packets = given_back,
             "Packets that the wire af_xdp had taken from the kernel and gave back; they are among the kernel's.";
         beyond_claims_packets = beyond_claims,
@@ -66,14 +73,10 @@ port_counters! {
             "Merged frames (GRO, segmentation offload) that the port split into the packets that it received.";
         split_segments = split_segments,
             "Packets that the port made of merged frames; they are among the received packets.";
-        sent_packets = tx_frames,
-            "Packets sent.";
-        sent_bytes = tx_bytes,
-            "Bytes sent.";
-        send_errors = tx_errors,
-            "Sends that failed.";
-        sent_dropped_packets = tx_flow_dropped,
-            "Sent packets dropped by egress rules before the wire.";
+        sent_packets = tx_frames, "Packets sent.";
+        sent_bytes = tx_bytes, "Bytes sent.";
+        send_errors = tx_errors, "Sends that failed.";
+        sent_dropped_packets = tx_flow_dropped, "Sent packets dropped by egress rules before the wire.";
         lost_copies = copies_lost,
             "Copies lost for lack of room; their packets' own outcome is counted separately.";
     }

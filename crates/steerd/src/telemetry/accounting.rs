@@ -122,10 +122,7 @@ fn worker_equation(worker: &WorkerState, unclassified: u64) -> Equation {
 fn port_equation(port: &PortState) -> Option<Equation> {
     let counters = port.counters.as_ref()?;
     let arrived = counters.received_packets + port.lost_packets.get(LOST_ON_WIRE).copied().unwrap_or(0);
-    let disposed = counters.delivered_packets
-        + counters.rule_dropped_packets
-        + counters.kernel_packets
-        + port.lost_packets.values().sum::<u64>();
+    let disposed = counters.outcomes() + port.lost_packets.values().sum::<u64>();
     let name =
         format!("port {}: received + lost on the wire = delivered + dropped + lost + kernel", port.port);
     Some(equation(name, arrived, disposed, 0))
