@@ -18,6 +18,7 @@ use crate::engine::{self, EngineCell};
 use crate::library::Library;
 use crate::limits::{MAX_NAME_BYTES, MAX_PORTS, MIN_MTU_BYTES};
 use crate::personality::{ClockRules, Personality};
+use crate::send_bell::SendBell;
 use crate::shared::{NicShared, Port, PortConfig};
 use crate::watch::{WatchFilter, WatchedFrames};
 use crate::{PortStats, SoftNicError};
@@ -148,6 +149,12 @@ impl Nic {
     #[must_use]
     pub fn max_table_entries(&self) -> u32 {
         self.rules().hash.max_entries
+    }
+
+    /// Makes what wakes the engine when something is posted to a send queue.
+    #[must_use]
+    pub fn send_bell(&self) -> Arc<SendBell> {
+        SendBell::new(&self.wakeups)
     }
 
     /// Runs one pass of each engine, after the one that another thread may be in.

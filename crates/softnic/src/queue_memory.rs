@@ -24,27 +24,39 @@ pub mod resource {
     pub const DOORBELL: u64 = SOFTNIC | 4;
 }
 
-pub(crate) type AllocateFn = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void;
-pub(crate) type FreeFn = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, u64);
+/// The function of a parent domain that gives memory (`ibv_parent_domain_init_attr.alloc`).
+pub type AllocateFn = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void;
+/// The function of a parent domain that takes memory back (`ibv_parent_domain_init_attr.free`).
+pub type FreeFn = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, u64);
 
 /// `IBV_ALLOCATOR_USE_DEFAULT`.
 const USE_DEFAULT: *mut c_void = std::ptr::without_provenance_mut(usize::MAX);
 
 /// The allocator that an application gave to a parent domain.
 #[derive(Clone, Copy)]
-pub(crate) struct Allocator {
-    pub(crate) allocate: AllocateFn,
-    pub(crate) free: FreeFn,
-    pub(crate) domain: *mut ibv_pd,
-    pub(crate) context: *mut c_void,
+pub struct Allocator {
+    allocate: AllocateFn,
+    free: FreeFn,
+    domain: *mut ibv_pd,
+    context: *mut c_void,
 }
 
 impl Allocator {
+    /// The allocator of two functions, which both receive `domain` and `context`.
+    ///
+    /// # Safety
+    /// As long as the allocator is used, and as long as there is memory that it has given, the functions may
+    /// be called from any thread as ibv_alloc_parent_domain(3) describes. What `allocate` returns is NULL,
+    /// `IBV_ALLOCATOR_USE_DEFAULT` or as many bytes as were asked for, for this device alone until they are
+    /// given to `free`.
+    #[must_use]
+    pub unsafe fn new(allocate: AllocateFn, free: FreeFn, domain: *mut ibv_pd, context: *mut c_void) -> Self {
+        Self { allocate, free, domain, context }
+    }
+
     /// Zeroed memory for `resource`; `None` when the application refuses, or returns misaligned memory.
     pub(crate) fn allocate(&self, bytes: usize, align: usize, resource: u64) -> Option<QueueMemory> {
-        // SAFETY: the callback and its arguments are those the application gave to `ibv_alloc_parent_domain`,
-        // which must stay valid as long as the parent domain; queues keep the domain in use until their
-        // memory is freed.
+        // SAFETY: the function may be called with these arguments, by the contract of `new`.
         let answer = unsafe { (self.allocate)(self.domain, self.context, bytes, align, resource) };
         if answer == USE_DEFAULT {
             return QueueMemory::own(bytes, align);
@@ -55,7 +67,8 @@ impl Allocator {
             tracing::error!(bytes, align, "the parent domain's allocator answered with misaligned memory");
             return None;
         }
-        // SAFETY: the application answered with at least `bytes` bytes for this provider's sole use.
+        // SAFETY: the function returned at least `bytes` bytes for the device's sole use, by the contract of
+        // `new`.
         unsafe { address.as_ptr().write_bytes(0, bytes) };
         Some(memory)
     }

@@ -25,7 +25,8 @@ use hugemem::prefetch_read;
 pub(crate) use indices::DOORBELL_BYTES;
 use indices::Indices;
 
-use crate::queue_memory::QueueMemory;
+use crate::errno::{EINVAL, ENOMEM, Verb, VerbErrno};
+use crate::queue_memory::{Allocator, QueueMemory};
 
 /// The most slots a ring can have.
 pub(crate) const MAX_SLOTS: u32 = 1 << 22;
@@ -34,7 +35,7 @@ pub(crate) const MAX_SLOTS: u32 = 1 << 22;
 pub(crate) const RING_ALIGN: usize = 128;
 
 /// The shared part of a ring. Indices count slots without end and wrap at 2^32.
-pub(crate) struct Ring {
+pub struct Ring {
     /// Kept for the ends, which know where the slots in it are.
     _slots: QueueMemory,
     indices: Indices,
@@ -50,7 +51,41 @@ unsafe impl Send for Ring {}
 // SAFETY: as above.
 unsafe impl Sync for Ring {}
 
+/// Where the memory of a ring comes from.
+#[derive(Clone, Copy)]
+pub struct RingMemory<'a> {
+    /// The allocator of the client's parent domain; without one the memory is the device's own.
+    pub allocator: Option<&'a Allocator>,
+    /// The purpose of the slots, which the allocator receives.
+    pub resource: u64,
+    /// The purpose of the indices.
+    pub doorbell: u64,
+    /// The errno for an allocator that gives no memory.
+    pub refusal: VerbErrno,
+}
+
+impl RingMemory<'_> {
+    fn allocate(&self, bytes: usize, resource: u64) -> Verb<QueueMemory> {
+        match self.allocator {
+            Some(allocator) => allocator.allocate(bytes, RING_ALIGN, resource).ok_or(self.refusal),
+            None => QueueMemory::own(bytes, RING_ALIGN).ok_or(ENOMEM),
+        }
+    }
+}
+
 impl Ring {
+    /// Makes the two ends of a ring in which `entries` slots can be filled. Not to be called with the state
+    /// locked: the allocator is the application's code.
+    ///
+    /// # Errors
+    /// EINVAL beyond [`MAX_SLOTS`], ENOMEM if there is no memory, and the refusal of `memory`.
+    pub fn make(entries: u32, slot_bytes: usize, memory: RingMemory<'_>) -> Verb<(Producer, Consumer)> {
+        let (bytes, capacity) = Self::shape(entries, slot_bytes).ok_or(EINVAL)?;
+        let slots = memory.allocate(bytes, memory.resource)?;
+        let doorbell = memory.allocate(DOORBELL_BYTES, memory.doorbell)?;
+        Ok(Self::ends(slots, doorbell, slot_bytes, capacity, entries))
+    }
+
     /// The bytes of slots that a ring of `entries` takes, and its capacity; `None` beyond [`MAX_SLOTS`].
     pub(crate) fn shape(entries: u32, slot_bytes: usize) -> Option<(usize, u32)> {
         let capacity =
@@ -129,7 +164,7 @@ impl Slots<'_> {
 }
 
 /// The end that fills slots.
-pub(crate) struct Producer {
+pub struct Producer {
     ring: Arc<Ring>,
     layout: Layout,
     next: u32,
@@ -219,7 +254,7 @@ impl Producer {
 }
 
 /// The end that empties slots.
-pub(crate) struct Consumer {
+pub struct Consumer {
     ring: Arc<Ring>,
     layout: Layout,
     next: u32,

@@ -15,7 +15,7 @@ use parking::Wakeup;
 
 /// Wakes the engine that sends what is posted to one queue pair. Shared by both sides of its send queue.
 #[derive(Debug)]
-pub(crate) struct SendBell {
+pub struct SendBell {
     wakeups: Arc<[Wakeup]>,
     /// The engine of its port. An application posts nothing before the call that sets the port has returned.
     engine: AtomicUsize,
@@ -34,7 +34,7 @@ impl SendBell {
 
     /// Wakes the engine if it sleeps; called after requests were published.
     #[inline]
-    pub(crate) fn ring(&self) {
+    pub fn ring(&self) {
         if let Some(wakeup) = self.wakeups.get(self.engine.load(Relaxed)) {
             wakeup.notify();
         }

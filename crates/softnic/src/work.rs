@@ -310,7 +310,7 @@ pub(crate) const SEND_HEADER_BYTES: usize = size_of::<SendHeader>();
 
 /// The room in each request of a send ring. Both sides of the ring hold the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SendShape {
+pub struct SendShape {
     pub(crate) max_sge: u32,
     pub(crate) max_inline: u32,
     pub(crate) max_tso_header: u32,

@@ -39,6 +39,12 @@ fn int<T: TryInto<c_int>>(value: T) -> c_int {
     value.try_into().unwrap_or(c_int::MAX)
 }
 
+/// The port (from 1) that has a GID as its first one.
+#[must_use]
+pub fn port_of_gid(nic: &Nic, gid: &[u8; 16]) -> Option<u8> {
+    (1u8..).zip(&nic.ports).find(|(_, port)| port.gid() == *gid).map(|(number, _)| number)
+}
+
 /// The attributes that the device reports of itself.
 #[must_use]
 pub fn device(nic: &Nic) -> ibv_device_attr_ex {

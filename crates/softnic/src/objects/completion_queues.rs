@@ -3,11 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use super::domains::use_domain;
 use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb};
-use crate::formats::{CompletionFormat, Completions};
+use crate::formats::{CompletionFormat, Completions, Cqe};
 use crate::nic::Nic;
+use crate::ring::{Consumer, Producer};
 use crate::state::State;
-use crate::state::completion::{CqState, Notice, Wish};
+pub use crate::state::completion::Wish;
+use crate::state::completion::{CqState, Notice};
 
 /// A completion queue in a foreign format, to be made.
 pub struct ForeignCompletionQueue {
@@ -31,8 +34,6 @@ pub struct ForeignCompletionQueue {
 /// ENOMEM if the device has no more.
 pub fn insert_foreign(state: &mut State, queue: ForeignCompletionQueue) -> Verb<u32> {
     let ForeignCompletionQueue { owner, ring, vector, ignore_overrun, channel, native } = queue;
-    let mut notice = Notice::of(Wish::default());
-    notice.channel = channel;
     let cq = CqState {
         owner,
         users: 0,
@@ -47,16 +48,120 @@ pub fn insert_foreign(state: &mut State, queue: ForeignCompletionQueue) -> Verb<
         checksums_of_work_queues: true,
         native,
         events: 0,
-        notice,
+        notice: Notice::of(Wish::default(), channel),
     };
-    let slot = state.insert_cq(cq).ok_or(ENOMEM)?;
-    if let Some(channel) = channel {
+    let slot = add(state, cq)?;
+    if channel.is_some() {
         state.watched_cqs.push(slot);
-        if let Some(channel) = state.channels.get_mut(channel) {
-            channel.users += 1;
-        }
     }
     Ok(slot)
+}
+
+/// A completion queue on a ring of this crate's, to be made.
+pub struct OwnCompletionQueue {
+    /// The context.
+    pub owner: u32,
+    /// The engine's end of the ring, whose slots are [`Cqe`]s.
+    pub producer: Producer,
+    /// The interrupt that its events would come by.
+    pub vector: u32,
+    /// Whether completions for which there is no room are lost without harm to the queue.
+    pub ignore_overrun: bool,
+    /// Set by who polls the queue when it first asks for flags: only then are checksums verified.
+    pub wants_checksums: Arc<AtomicBool>,
+    /// The other half is the front end's, which arms the queue with it.
+    pub wish: Wish,
+    /// The channel that it reports to.
+    pub channel: Option<u32>,
+    /// The domain whose allocator has given the memory. It is in use as long as the queue is.
+    pub domain: Option<u32>,
+    /// The client's name of it, for events.
+    pub native: u64,
+}
+
+/// Adds a completion queue on a ring of this crate's, and counts the use of its channel and of its domain;
+/// returns its slot.
+///
+/// # Errors
+/// EINVAL if there is no such domain, and ENOMEM if the device has no more.
+pub fn insert(nic: &Nic, state: &mut State, queue: OwnCompletionQueue) -> Verb<u32> {
+    let OwnCompletionQueue { owner, producer, vector, ignore_overrun, wants_checksums, .. } = queue;
+    if let Some(domain) = queue.domain {
+        // The allocator, which was just called, is the application's code.
+        state.domains.get(domain).ok_or(EINVAL)?;
+    }
+    let cq = CqState {
+        owner,
+        users: 0,
+        producer: Completions::Own(producer),
+        vector,
+        ignore_overrun,
+        failed: false,
+        unpublished: false,
+        wants_checksums,
+        checksums_of_work_queues: nic.rules().objects.completion.checksums_of_work_queues,
+        native: queue.native,
+        events: 0,
+        notice: Notice::of(queue.wish, queue.channel),
+    };
+    let slot = add(state, cq)?;
+    if let Some(domain) = queue.domain {
+        use_domain(state, domain)?;
+    }
+    Ok(slot)
+}
+
+/// Adds a completion queue, and counts the use of its channel.
+fn add(state: &mut State, cq: CqState) -> Verb<u32> {
+    let channel = cq.notice.channel;
+    let slot = state.insert_cq(cq).ok_or(ENOMEM)?;
+    if let Some(channel) = channel.and_then(|slot| state.channels.get_mut(slot)) {
+        channel.users += 1;
+    }
+    Ok(slot)
+}
+
+/// Arms a queue on a ring of this crate's so that the published completions that are not polled count as well,
+/// and sends their event.
+pub fn arm_from_consumer(state: &mut State, slot: u32, solicited_only: bool) {
+    state.arm_from_consumer(slot, solicited_only);
+}
+
+/// Moves what is queued into the new ring, and puts it in the old one's place. Neither end is in use: the
+/// device's mutex keeps the engine out, the caller those who poll. `old` is the polled end, `None` while a
+/// poll is open.
+///
+/// # Errors
+/// EINVAL if there is no such queue, if it has failed, or if the new ring has no room for what is queued, and
+/// EBUSY while a poll is open.
+pub fn exchange(
+    state: &mut State,
+    slot: u32,
+    old: Option<&mut Consumer>,
+    producer: &mut Producer,
+    consumer: &mut Consumer,
+) -> Verb<()> {
+    let cq = state.cqs.get_mut(slot).ok_or(EINVAL)?;
+    if cq.failed {
+        return Err(EINVAL);
+    }
+    let old = old.ok_or(EBUSY)?;
+    // ibv_resize_cq(3): at least the number of unpolled entries.
+    if old.available() > producer.limit() {
+        return Err(EINVAL);
+    }
+    while old.has_next() && producer.has_room(1) {
+        // SAFETY: published, so it is the consumer's; slots are aligned `Cqe`s.
+        let cqe = unsafe { old.slot().cast::<Cqe>().read() };
+        // SAFETY: there is room, so the slot is the producer's.
+        unsafe { producer.slot().cast::<Cqe>().write(cqe) };
+        old.advance();
+        producer.advance();
+    }
+    producer.publish();
+    std::mem::swap(old, consumer);
+    cq.replace(producer);
+    Ok(())
 }
 
 /// Returns whether a slot is that of a completion queue of the context.

@@ -1,12 +1,20 @@
 //! Counter sets.
 
-use device_model::Limit;
+use device_model::{Feature, Limit};
 
-use crate::errno::{EBUSY, EINVAL, ENOMEM, Verb};
+use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb};
 use crate::limits::MAX_COUNTER_POINTS;
 use crate::nic::Nic;
 pub use crate::state::CounterPoint;
 use crate::state::{CounterState, State};
+
+/// Refuses counter sets of a device that has none.
+///
+/// # Errors
+/// EOPNOTSUPP.
+pub fn check_supported(nic: &Nic) -> Verb<()> {
+    nic.rules().flow.check(Feature::Count).map_err(|_| EOPNOTSUPP)
+}
 
 /// Makes a counter set of a context, without points; returns its slot.
 ///
@@ -48,7 +56,7 @@ pub fn points(state: &State, slot: u32) -> Option<&[(u32, CounterPoint)]> {
 ///
 /// # Errors
 /// EINVAL if there is no such set, EBUSY if a flow was bound, and ENOMEM if it can have no more points.
-pub(crate) fn attach(state: &mut State, slot: u32, index: u32, point: CounterPoint) -> Verb<()> {
+pub fn attach(state: &mut State, slot: u32, index: u32, point: CounterPoint) -> Verb<()> {
     let set = state.counters.get_mut(slot).ok_or(EINVAL)?;
     if set.bound {
         return Err(EBUSY);

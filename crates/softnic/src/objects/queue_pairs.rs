@@ -13,14 +13,15 @@ use ibverbs_sys::{
 };
 
 use super::domains::use_domain;
-use super::work_queues::{ForeignReceives, NumberedQueue};
+use super::work_queues::{ForeignReceives, NumberedQueue, OwnReceives};
 use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, known_bits};
 use crate::formats::{ReceiveFormat, Requests, SendFormat, Sends};
 use crate::nic::Nic;
 use crate::pace::Pace;
 use crate::personality::{QueuePairRules, Rules};
 use crate::port_tables::PKEYS;
-use crate::send_bell::SendBell;
+use crate::ring::Consumer;
+pub use crate::send_bell::SendBell;
 use crate::state::{FrameEdits, NewQueue, QpKind, QpState, QueueOwner, QueueState, SendState, State};
 use crate::work::{SendShape, qp_number};
 
@@ -69,8 +70,36 @@ pub fn insert_foreign(
         signal_all,
         shape: SendShape { max_sge: 0, max_inline: 0, max_tso_header: 0, datagram: false },
         pace: Pace::default(),
-        bell: SendBell::new(&nic.wakeups),
+        bell: nic.send_bell(),
     };
+    let slot = insert_plain(state, receives.into(), sends)?;
+    use_domain(state, domain)?;
+    Ok(NumberedQueue { slot, number: qp_number(slot) })
+}
+
+/// The send queue of a queue pair on a ring of this crate's, to be made.
+pub struct OwnSends {
+    /// The completion queue.
+    pub cq: u32,
+    /// The engine's end of the ring.
+    pub consumer: Consumer,
+    /// Whether each request has a completion.
+    pub signal_all: bool,
+    /// The room in each request of the ring.
+    pub shape: SendShape,
+    /// Wakes the engine; shared with who posts.
+    pub bell: Arc<SendBell>,
+}
+
+/// Adds a queue pair on rings of this crate's, for raw packets or for datagrams, and counts what they use;
+/// `domain` is the one that it was made in.
+///
+/// # Errors
+/// EINVAL if there is no such domain, and the errno of the device if it has no more queue pairs.
+pub fn insert(state: &mut State, receives: OwnReceives, sends: OwnSends, domain: u32) -> Verb<NumberedQueue> {
+    let OwnSends { cq, consumer, signal_all, shape, bell } = sends;
+    let sends =
+        SendState { consumer: Sends::Own(consumer), cq, signal_all, shape, pace: Pace::default(), bell };
     let slot = insert_plain(state, receives.into(), sends)?;
     use_domain(state, domain)?;
     Ok(NumberedQueue { slot, number: qp_number(slot) })
@@ -115,7 +144,7 @@ pub fn raw(state: &State, owner: u32, slot: u32) -> Verb<RawQueuePair<'_>> {
 }
 
 /// Adds a queue pair with queues of its own, and counts what they use, but their domain. Returns its slot.
-pub(crate) fn insert_plain(state: &mut State, receives: NewQueue, send: SendState) -> Verb<u32> {
+fn insert_plain(state: &mut State, receives: NewQueue, send: SendState) -> Verb<u32> {
     let (owner, domain, cqs) = (receives.owner, receives.domain, [send.cq, receives.cq]);
     let receives = QueueState::new(QueueOwner::QueuePair(u32::MAX), receives);
     let queue = state.insert_queue(receives).ok_or(ENOMEM)?;
@@ -296,6 +325,41 @@ pub fn modify(
     enter(state, slot, kind, native, to)
 }
 
+/// The attributes that a queue pair with queues of its own was given. Its state is not among them.
+///
+/// # Errors
+/// EINVAL if there is no such queue pair.
+pub fn query(state: &State, slot: u32) -> Verb<ibv_qp_attr> {
+    let QpState { port, attributes, .. } = state.qps.get(slot).ok_or(EINVAL)?;
+    Ok(ibv_qp_attr {
+        port_num: *port,
+        pkey_index: attributes.pkey_index,
+        qkey: attributes.qkey,
+        sq_psn: attributes.sq_psn,
+        rate_limit: attributes.rate_limit,
+        ..ibv_qp_attr::default()
+    })
+}
+
+/// Changes the rate of a raw packet queue pair in the state RTS, outside a transition. `native` is its state.
+///
+/// # Errors
+/// EINVAL if there is no such queue pair or state, or the errno of the device.
+pub fn set_rate(nic: &Nic, slot: u32, native: &AtomicU32, rate_kbps: u32, burst_bytes: u32) -> Verb<()> {
+    let pace = pace(rate_kbps, burst_bytes, &nic.rules().objects.queue_pair)?;
+    let mut state = nic.control();
+    // The states in which IBV_QP_RATE_LIMIT is an attribute of the transition to the same state.
+    if native.load(Ordering::Relaxed) != IBV_QPS_RTS {
+        return Err(EINVAL);
+    }
+    let known = state.qps.get_mut(slot).ok_or(EINVAL)?;
+    known.attributes.rate_limit = rate_kbps;
+    if let QpKind::Raw { send, .. } = &mut known.kind {
+        send.pace = pace;
+    }
+    Ok(())
+}
+
 /// Refuses a call that cannot be carried out.
 fn check(
     kind: QueuePairKind,
@@ -327,7 +391,7 @@ fn check(
     Ok(())
 }
 
-pub(crate) fn pace(rate_kbps: u32, burst_bytes: u32, rules: &QueuePairRules) -> Verb<Pace> {
+fn pace(rate_kbps: u32, burst_bytes: u32, rules: &QueuePairRules) -> Verb<Pace> {
     match rules.max_rate_kbps {
         0 => Err(EOPNOTSUPP),
         max if rate_kbps > max => Err(EINVAL),

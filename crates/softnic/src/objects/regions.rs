@@ -14,7 +14,7 @@ use crate::state::State;
 const OPTIONAL_ACCESS: u32 = 0x3ff0_0000;
 
 /// Whether a region with these flags can be written to by the device.
-pub(crate) fn writable(access: c_int) -> Verb<bool> {
+fn writable(access: c_int) -> Verb<bool> {
     let flags = access.cast_unsigned();
     let local = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
     let remote_write =
@@ -29,7 +29,7 @@ pub(crate) fn writable(access: c_int) -> Verb<bool> {
 }
 
 /// Neither a range nor its image in the device's address space may be empty or wrap. Returns its length.
-pub(crate) fn range(address: *mut c_void, bytes: usize, virtual_address: u64) -> Verb<u64> {
+fn range(address: *mut c_void, bytes: usize, virtual_address: u64) -> Verb<u64> {
     if address.is_null() || bytes == 0 {
         return Err(EINVAL);
     }
@@ -82,6 +82,53 @@ pub fn insert(state: &mut State, region: MemoryRegion, domain: u32) -> Verb<u32>
     let key = state.memory.insert(region).ok_or(ENOMEM)?;
     use_domain(state, domain)?;
     Ok(key.0)
+}
+
+/// The region of a key.
+///
+/// # Errors
+/// EINVAL if there is none.
+pub fn find(state: &State, key: u32) -> Verb<MemoryRegion> {
+    state.memory.get(MemoryKey(key)).copied().ok_or(EINVAL)
+}
+
+/// The changes of a region that is registered again (ibv_rereg_mr(3)); `None` leaves a part as it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RegionChange {
+    /// The memory, by its start and its length. Work requests use the start as the first address.
+    pub translation: Option<(*mut c_void, usize)>,
+    /// Bits of `enum ibv_access_flags`.
+    pub access: Option<c_int>,
+}
+
+/// The region as changed, with its pages there. Not to be called with the state locked.
+///
+/// # Errors
+/// The errors of [`prepare`].
+///
+/// # Safety
+/// The contract of [`prepare`] holds for the memory and the rights of the changed region.
+pub unsafe fn prepare_change(mut region: MemoryRegion, change: RegionChange) -> Verb<MemoryRegion> {
+    if let Some((address, bytes)) = change.translation {
+        let virtual_address = u64::try_from(address.addr()).map_err(|_| EINVAL)?;
+        region.bytes = range(address, bytes, virtual_address)?;
+        (region.address, region.virtual_address) = (address.cast(), virtual_address);
+    }
+    if let Some(access) = change.access {
+        region.writable = writable(access)?;
+    }
+    if change.translation.is_some() || change.access.is_some() {
+        let bytes = usize::try_from(region.bytes).map_err(|_| EINVAL)?;
+        populate(region.address.cast(), bytes, region.writable)?;
+    }
+    Ok(region)
+}
+
+/// Puts a changed region in the place of the one with its key. `domain` is the protection domain whose queues
+/// may name it from now on, if it changes.
+pub fn replace(state: &mut State, key: u32, mut region: MemoryRegion, domain: Option<u32>) {
+    region.domain = domain.unwrap_or(region.domain);
+    state.memory.replace(MemoryKey(key), region);
 }
 
 /// Returns whether a key is that of a region of the context.

@@ -18,6 +18,7 @@ use crate::formats::{ReceiveFormat, Requests};
 use crate::limits::MAX_SGE;
 use crate::nic::Nic;
 use crate::personality::WorkQueueRules;
+use crate::ring::Consumer;
 pub use crate::state::FrameEdits;
 use crate::state::{NewQueue, QueueOwner, QueueState, State};
 
@@ -95,6 +96,33 @@ impl From<ForeignReceives> for NewQueue {
     }
 }
 
+/// The receive queue of a work queue or of a queue pair on a ring of this crate's, to be made.
+pub struct OwnReceives {
+    /// The context.
+    pub owner: u32,
+    /// The protection domain that its buffers must be registered in.
+    pub domain: u32,
+    /// The completion queue.
+    pub cq: u32,
+    /// The engine's end of the ring.
+    pub consumer: Consumer,
+    /// The most scatter entries of a request.
+    pub max_sge: u32,
+    /// The edits of received frames.
+    pub edits: FrameEdits,
+    /// The state, an `ibv_wq_state` or `ibv_qp_state`, which is shared with who posts.
+    pub native_state: Arc<AtomicU32>,
+    /// The client's name of the work queue or queue pair, for events.
+    pub native: u64,
+}
+
+impl From<OwnReceives> for NewQueue {
+    fn from(queue: OwnReceives) -> Self {
+        let OwnReceives { owner, domain, cq, consumer, max_sge, edits, native_state, native } = queue;
+        Self { owner, domain, cq, consumer: Requests::Own(consumer), max_sge, edits, native_state, native }
+    }
+}
+
 /// A queue with the number by which completions and flows name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NumberedQueue {
@@ -110,11 +138,20 @@ pub struct NumberedQueue {
 /// EINVAL if there is no such domain or completion queue, and ENOMEM if the device has no more queues.
 pub fn insert_foreign(nic: &Nic, state: &mut State, queue: ForeignReceives) -> Verb<NumberedQueue> {
     let domain = queue.domain;
-    insert(nic, state, queue.into(), domain)
+    add(nic, state, queue.into(), domain)
 }
 
-/// Adds a work queue with a number, and counts what it uses; `domain` is the one that it was made in.
-pub(crate) fn insert(nic: &Nic, state: &mut State, queue: NewQueue, domain: u32) -> Verb<NumberedQueue> {
+/// Adds a work queue on a ring of this crate's with a number, and counts what it uses; `domain` is the one that
+/// it was made in.
+///
+/// # Errors
+/// EINVAL if there is no such domain or completion queue, and ENOMEM if the device has no more queues.
+pub fn insert(nic: &Nic, state: &mut State, queue: OwnReceives, domain: u32) -> Verb<NumberedQueue> {
+    add(nic, state, queue.into(), domain)
+}
+
+/// Adds a work queue with a number, and counts what it uses.
+fn add(nic: &Nic, state: &mut State, queue: NewQueue, domain: u32) -> Verb<NumberedQueue> {
     let cq = queue.cq;
     if state.cqs.get(cq).is_none() || state.domains.get(domain).is_none() {
         return Err(EINVAL);

@@ -15,9 +15,9 @@ use super::pd::SoftPd;
 use super::qp_send::{Begun, SendPoster};
 use crate::errno::{EINVAL, ENETUNREACH, ENODATA, EOPNOTSUPP, Verb};
 use crate::nic::Nic;
+use crate::objects::attributes::{self, GIDS};
 use crate::objects::domains::{release_domain, use_domain};
 use crate::objects::flow_attr::grh_flow;
-use crate::port_tables::GIDS;
 use crate::soft_context::SoftContext;
 use crate::work::{Envelope, MAX_TAGGED_NUMBER, Route, SEND_IMMEDIATE};
 
@@ -53,7 +53,9 @@ pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
 /// In the order of the kernel's checks (core/verbs.c, `rdma_check_ah_attr` and `rdma_fill_sgid_attr`, then
 /// the resolution of the address).
 fn route(nic: &Nic, domain: u32, attr: &ibv_ah_attr) -> Verb<Route> {
-    nic.port(attr.port_num).ok_or(EINVAL)?;
+    if !(1..=nic.port_count()).contains(&usize::from(attr.port_num)) {
+        return Err(EINVAL);
+    }
     // RoCE has no addresses but GIDs.
     if attr.is_global == 0 || c_int::from(attr.grh.sgid_index) >= GIDS {
         return Err(EINVAL);
@@ -64,8 +66,7 @@ fn route(nic: &Nic, domain: u32, attr: &ibv_ah_attr) -> Verb<Route> {
     }
     // SAFETY: all members of the union are the same 16 bytes.
     let gid = unsafe { attr.grh.dgid.raw };
-    let to = (1u8..).zip(&nic.ports).find(|(_, port)| port.gid() == gid);
-    let (to_port, _) = to.ok_or(ENETUNREACH)?;
+    let to_port = attributes::port_of_gid(nic, &gid).ok_or(ENETUNREACH)?;
     Ok(Route {
         domain,
         grh_flow: grh_flow(&attr.grh),

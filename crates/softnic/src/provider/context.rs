@@ -72,7 +72,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(
         let soft = unsafe { SoftContext::of(context) }?;
         // SAFETY: NULL or the application's struct.
         let values = unsafe { values.as_mut() }.ok_or(EINVAL)?;
-        raw_clock(&soft.nic().clock, values)
+        raw_clock(&soft.nic().clock(), values)
     })
 }
 

@@ -2,7 +2,6 @@
 
 use std::ffi::c_int;
 
-use device_model::Feature;
 use ibverbs_sys::{
     IBV_COUNTER_BYTES, IBV_COUNTER_PACKETS, ibv_context, ibv_counter_attach_attr, ibv_counters,
     ibv_counters_init_attr, ibv_flow,
@@ -42,9 +41,7 @@ pub(crate) unsafe extern "C" fn create_counters(
     answer_handle(|| {
         // SAFETY: the library passes a live context of this provider.
         let soft = unsafe { SoftContext::of(context) }?;
-        if soft.nic().rules().flow.check(Feature::Count).is_err() {
-            return Err(EOPNOTSUPP);
-        }
+        counters::check_supported(soft.nic())?;
         // SAFETY: NULL or the application's struct.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         known_bits(attr.comp_mask, 0, EOPNOTSUPP)?;

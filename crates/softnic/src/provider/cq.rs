@@ -21,17 +21,15 @@ use super::answer::{answer_handle, answer_status};
 use super::held::Held;
 use super::pd::{SoftPd, make_ring};
 use super::spin::Spin;
-use crate::errno::{EBUSY, EINVAL, ENOMEM, Verb};
-use crate::events::{CompletionEvents, acknowledgements};
-use crate::formats::Completions;
-use crate::objects::channels;
-use crate::objects::completion_queues::{self, RemovedCompletionQueue};
-use crate::objects::domains::{release_domain, use_domain};
+use crate::errno::{EINVAL, ENOMEM, Verb};
+use crate::events::acknowledgements;
+use crate::nic::Nic;
+use crate::objects::channels::{self, CompletionEvents};
+use crate::objects::completion_queues::{self, OwnCompletionQueue, RemovedCompletionQueue, Wish};
+use crate::objects::domains::release_domain;
 use crate::personality::CompletionRules;
-use crate::ring::{Consumer, Producer};
 use crate::soft_context::SoftContext;
 use crate::state::State;
-use crate::state::completion::{ChannelState, CqState, Notice, Wish};
 use crate::work::Cqe;
 
 /// `IBV_CQ_INIT_ATTR_MASK_FLAGS` and `IBV_CQ_INIT_ATTR_MASK_PD`.
@@ -221,42 +219,30 @@ fn create(context: *mut ibv_context, request: &Request<'_>) -> Verb<*mut ibv_cq_
         wish: wish.clone(),
         domain: request.domain.map(NonNull::from),
     });
-    let engine_side = CqState {
+    let queue = OwnCompletionQueue {
         owner: soft.slot,
-        users: 0,
-        producer: Completions::Own(producer),
+        producer,
         vector: request.vector,
         ignore_overrun: request.ignore_overrun,
-        failed: false,
-        unpublished: false,
         wants_checksums,
-        checksums_of_work_queues: completion.checksums_of_work_queues,
+        wish,
+        channel: None,
+        domain: request.domain.map(|domain| domain.slot),
         native: (&raw const *cq).addr() as u64,
-        events: 0,
-        notice: Notice::of(wish),
     };
-    register(&mut soft.nic().control(), engine_side, cq, request.channel)
+    register(soft.nic(), queue, cq, request.channel)
 }
 
 fn register(
-    state: &mut State,
-    mut engine_side: CqState,
+    nic: &Nic,
+    mut queue: OwnCompletionQueue,
     mut cq: Box<Held<SoftCq>>,
     channel: *mut ibv_comp_channel,
 ) -> Verb<*mut ibv_cq_ex> {
-    let channel = find(state, engine_side.owner, channel)?;
-    engine_side.notice.channel = channel;
-    if let Some(domain) = cq.domain() {
-        // The allocator, which was just called, is the application's code.
-        state.domains.get(domain.slot).ok_or(EINVAL)?;
-    }
-    let slot = state.insert_cq(engine_side).ok_or(ENOMEM)?;
-    if let Some(channel) = channel.and_then(|slot| state.channels.get_mut(slot)) {
-        channel.users += 1;
-    }
-    if let Some(domain) = cq.domain() {
-        use_domain(state, domain.slot)?;
-    }
+    let mut state = nic.control();
+    queue.channel = find(&state, queue.owner, channel)?;
+    let slot = completion_queues::insert(nic, &mut state, queue)?;
+    drop(state);
     cq.slot = slot;
     cq.cq.get_mut().handle = slot;
     Ok(Box::into_raw(cq).cast())
@@ -304,14 +290,16 @@ unsafe fn completion_events_read(
     cq: &RemovedCompletionQueue,
     channel: *const ibv_comp_channel,
 ) -> u32 {
-    let entry = cq.channel.and_then(|slot| state.channels.get(slot));
-    let Some(entry) =
-        entry.filter(|entry| cq.completion_events != 0 && entry.native == channel.addr() as u64)
-    else {
-        return 0;
-    };
-    // SAFETY: by the contract of this function.
-    cq.completion_events.saturating_sub(unsafe { retract(entry, channel, cq.native) })
+    let is_it = |slot: &u32| channels::is_known_by(state, *slot, channel.addr() as u64);
+    let Some(slot) = cq.channel.filter(|_| cq.completion_events != 0).filter(is_it) else { return 0 };
+    // SAFETY: by the contract of this function; the descriptor never changes.
+    let fd = unsafe { (*channel).fd };
+    if fd < 0 {
+        return cq.completion_events;
+    }
+    // SAFETY: the channel keeps its descriptor open until it is destroyed.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    cq.completion_events.saturating_sub(channels::retract(state, slot, fd, cq.native))
 }
 
 /// Asks for one event at the next completion, or the next failed one. Completions that are queued already
@@ -324,7 +312,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
         // SAFETY: the queue keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context) }?;
         if soft.nic().rules().objects.completion.arming_counts_unpolled {
-            soft.nic().control().arm_from_consumer(object.slot, solicited_only != 0);
+            completion_queues::arm_from_consumer(&mut soft.nic().control(), object.slot, solicited_only != 0);
         } else {
             object.wish.arm(solicited_only != 0);
         }
@@ -372,7 +360,14 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_
             ENOMEM,
         )?;
         object.poller.with(|poller| {
-            exchange(&mut soft.nic().control(), object.slot, poller, &mut producer, &mut consumer)
+            let mut state = soft.nic().control();
+            completion_queues::exchange(
+                &mut state,
+                object.slot,
+                poller.between_polls(),
+                &mut producer,
+                &mut consumer,
+            )
         })?;
         let place = cq.wrapping_byte_add(std::mem::offset_of!(ibv_cq, cqe)).cast::<c_int>();
         // SAFETY: the application's handle; as with any provider, it must not read the size while it changes
@@ -380,38 +375,6 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_
         unsafe { place.write(c_int::try_from(wanted).map_err(|_| EINVAL)?) };
         Ok(())
     })
-}
-
-/// Moves what is queued into the new ring, and puts it in the old one's place. Neither end is in use: the
-/// device's mutex keeps the engine out, the poller's lock the application.
-fn exchange(
-    state: &mut State,
-    slot: u32,
-    poller: &mut Poller,
-    producer: &mut Producer,
-    consumer: &mut Consumer,
-) -> Verb<()> {
-    let cq = state.cqs.get_mut(slot).ok_or(EINVAL)?;
-    if cq.failed {
-        return Err(EINVAL);
-    }
-    let old = poller.between_polls().ok_or(EBUSY)?;
-    // ibv_resize_cq(3): at least the number of unpolled entries.
-    if old.available() > producer.limit() {
-        return Err(EINVAL);
-    }
-    while old.has_next() && producer.has_room(1) {
-        // SAFETY: published, so it is the consumer's; slots are aligned `Cqe`s.
-        let cqe = unsafe { old.slot().cast::<Cqe>().read() };
-        // SAFETY: there is room, so the slot is the producer's.
-        unsafe { producer.slot().cast::<Cqe>().write(cqe) };
-        old.advance();
-        producer.advance();
-    }
-    producer.publish();
-    std::mem::swap(old, consumer);
-    cq.replace(producer);
-    Ok(())
 }
 
 // Completion channels. The library's own `ibv_create_comp_channel` asks the kernel, so this takes its place:
@@ -435,7 +398,10 @@ pub(crate) unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -
         }
         let native = channel.addr() as u64;
         let mut state = soft.nic().control();
-        sweep(&mut state, native);
+        // The library destroys a channel without a call of the provider: it has closed the descriptors of
+        // those that are gone, and a channel that was in the place of this one is gone too, though a child
+        // process may still hold its descriptor.
+        channels::sweep_all(&mut state, native);
         if let Err(errno) = channels::insert(&mut state, soft.slot, native, events) {
             // SAFETY: allocated above and handed to no one.
             unsafe { libc::free(channel.cast()) };
@@ -448,42 +414,11 @@ pub(crate) unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -
     })
 }
 
-/// Forgets the channels that the library has destroyed: it closed their descriptor, or its place in memory is
-/// that of a new one (a child process may still hold the descriptor).
-fn sweep(state: &mut State, new: u64) {
-    let is_gone = |channel: &ChannelState| {
-        channel.users == 0 && (channel.native == new || channel.events.is_abandoned())
-    };
-    let gone: Vec<u32> =
-        state.channels.iter().filter(|(_, channel)| is_gone(channel)).map(|(slot, _)| slot).collect();
-    for slot in gone {
-        state.channels.remove(slot);
-    }
-}
-
 /// The slot of a channel that a queue of the context `owner` is to report to; `None` for NULL. It must be one
 /// of [`create_comp_channel`], of the same context, and not destroyed.
 pub(super) fn find(state: &State, owner: u32, channel: *mut ibv_comp_channel) -> Verb<Option<u32>> {
     if channel.is_null() {
         return Ok(None);
     }
-    let native = channel.addr() as u64;
-    let is_it =
-        |known: &ChannelState| known.owner == owner && known.native == native && !known.events.is_abandoned();
-    let found = state.channels.iter().find(|(_, known)| is_it(known));
-    found.map(|(slot, _)| Some(slot)).ok_or(EINVAL)
-}
-
-/// Takes the unread events of a queue back; returns how many there were.
-///
-/// # Safety
-/// `channel` is the live channel of `entry`.
-pub(super) unsafe fn retract(entry: &ChannelState, channel: *const ibv_comp_channel, cq: u64) -> u32 {
-    // SAFETY: by the contract of this function; the descriptor never changes.
-    let fd = unsafe { (*channel).fd };
-    if fd < 0 {
-        return 0;
-    }
-    // SAFETY: the channel keeps its descriptor open until it is destroyed.
-    entry.events.retract(unsafe { BorrowedFd::borrow_raw(fd) }, cq)
+    channels::find(state, owner, channel.addr() as u64).map(Some)
 }

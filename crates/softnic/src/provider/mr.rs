@@ -13,9 +13,8 @@ use super::answer::{answer_handle, answer_status};
 use super::pd::SoftPd;
 use crate::abi::VerbsMr;
 use crate::errno::{EINVAL, known_bits};
-use crate::memory::MemoryKey;
 use crate::objects::domains::{release_domain, use_domain};
-use crate::objects::regions::{self, RegionRequest, populate, range, writable};
+use crate::objects::regions::{self, RegionChange, RegionRequest};
 use crate::soft_context::SoftContext;
 
 /// A region.
@@ -84,35 +83,32 @@ pub(crate) unsafe extern "C" fn rereg_mr(
         if flags == 0 {
             return Err(EINVAL);
         }
-        let key = MemoryKey(object.mr.ibv_mr.lkey);
-        let mut region = *soft.nic().control().memory.get(key).ok_or(EINVAL)?;
-        if flags & IBV_REREG_MR_CHANGE_TRANSLATION != 0 {
-            let virtual_address = u64::try_from(address.addr()).map_err(|_| EINVAL)?;
-            region.bytes = range(address, bytes, virtual_address)?;
-            (region.address, region.virtual_address) = (address.cast(), virtual_address);
-        }
-        if flags & IBV_REREG_MR_CHANGE_ACCESS != 0 {
-            region.writable = writable(access)?;
-        }
-        if flags & (IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_ACCESS) != 0 {
-            let bytes = usize::try_from(region.bytes).map_err(|_| EINVAL)?;
-            populate(region.address.cast(), bytes, region.writable)?;
-        }
-        let old = object.domain.load(Ordering::Relaxed);
-        let mut new = old;
-        if flags & IBV_REREG_MR_CHANGE_PD != 0 {
+        let key = object.mr.ibv_mr.lkey;
+        let region = regions::find(&soft.nic().control(), key)?;
+        let given = |bit: u32| flags & bit != 0;
+        let change = RegionChange {
+            translation: given(IBV_REREG_MR_CHANGE_TRANSLATION).then_some((address, bytes)),
+            access: given(IBV_REREG_MR_CHANGE_ACCESS).then_some(access),
+        };
+        // SAFETY: the application gives the memory to the device, by the verb's contract.
+        let region = unsafe { regions::prepare_change(region, change) }?;
+        let domain = if given(IBV_REREG_MR_CHANGE_PD) {
             // SAFETY: NULL or a domain of this provider, by the verb's contract.
             let domain = unsafe { SoftPd::of(pd) }?;
             if domain.context() != object.mr.ibv_mr.context {
                 return Err(EINVAL);
             }
-            (region.domain, new) = (domain.base, domain.slot);
-        }
+            Some(domain)
+        } else {
+            None
+        };
         let mut state = soft.nic().control();
+        let old = object.domain.load(Ordering::Relaxed);
+        let new = domain.map_or(old, |domain| domain.slot);
         use_domain(&mut state, new)?;
         release_domain(&mut state, old);
         object.domain.store(new, Ordering::Relaxed);
-        state.memory.replace(key, region);
+        regions::replace(&mut state, key, region, domain.map(|domain| domain.base));
         Ok(())
     })
 }

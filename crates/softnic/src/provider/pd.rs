@@ -11,13 +11,12 @@ use ibverbs_sys::{
 use super::Object;
 use super::answer::{answer_handle, answer_status};
 use super::held::Held;
-use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb, VerbErrno, known_bits};
+use crate::errno::{EINVAL, EOPNOTSUPP, Verb, VerbErrno, known_bits};
 use crate::objects::domains::{self, release_domain, use_domain};
 use crate::personality::Resources;
-use crate::queue_memory::{Allocator, QueueMemory};
-use crate::ring::{Consumer, DOORBELL_BYTES, Producer, RING_ALIGN, Ring};
+use crate::queue_memory::Allocator;
+use crate::ring::{Consumer, Producer, Ring, RingMemory};
 use crate::soft_context::SoftContext;
-use crate::state::ThreadDomainState;
 
 /// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC` (rdma-core 64): queue memory may be shared with
 /// the host of a confidential guest. Here all memory is the process's own, so there is nothing to do.
@@ -73,26 +72,18 @@ impl SoftPd {
     }
 }
 
-/// Makes a ring in the memory that the domain's allocator gives, or in the device's own. `refusal` is the
-/// errno for an allocator that gives none. Not to be called with the state locked: the allocator is the
-/// application's code.
+/// Makes a ring in the memory that the domain's allocator gives, or in the device's own; see [`RingMemory`].
 pub(crate) fn make_ring(
     resources: &Resources,
     domain: Option<&SoftPd>,
     entries: u32,
     slot_bytes: usize,
-    resource_type: u64,
+    resource: u64,
     refusal: VerbErrno,
 ) -> Verb<(Producer, Consumer)> {
-    let (bytes, capacity) = Ring::shape(entries, slot_bytes).ok_or(EINVAL)?;
     let allocator = domain.and_then(|pd| pd.parent.as_ref()).and_then(|parent| parent.allocator.as_ref());
-    let allocate = |bytes, resource_type| match allocator {
-        Some(allocator) => allocator.allocate(bytes, RING_ALIGN, resource_type).ok_or(refusal),
-        None => QueueMemory::own(bytes, RING_ALIGN).ok_or(ENOMEM),
-    };
-    let slots = allocate(bytes, resource_type)?;
-    let doorbell = allocate(DOORBELL_BYTES, resources.doorbell)?;
-    Ok(Ring::ends(slots, doorbell, slot_bytes, capacity, entries))
+    let memory = RingMemory { allocator, resource, doorbell: resources.doorbell, refusal };
+    Ring::make(entries, slot_bytes, memory)
 }
 
 pub(crate) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
@@ -133,14 +124,15 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         let slot = domains::allocate(&mut state, soft.slot)?;
         let pd = ibv_pd { context, handle: slot };
         let mut object = Held::boxed(SoftPd { pd, slot, base, parent: None });
-        let allocator = allocator(attr, &raw mut object.pd);
+        // SAFETY: the callbacks are those that the application gave to this verb.
+        let allocator = unsafe { allocator(attr, &raw mut object.pd) };
         let Ok(allocator) = allocator else {
-            state.domains.remove(slot);
+            domains::free(&mut state, slot)?;
             return Err(EINVAL);
         };
         use_domain(&mut state, base)?;
-        if let Some(td) = thread_domain.and_then(|slot| state.thread_domains.get_mut(slot)) {
-            td.users += 1;
+        if let Some(thread_domain) = thread_domain {
+            domains::use_thread(&mut state, thread_domain);
         }
         object.parent = Some(Parent { thread_domain, allocator });
         Ok(Box::into_raw(object).cast())
@@ -157,7 +149,10 @@ fn thread_domain(td: *mut ibv_td, context: *mut ibv_context) -> Verb<Option<u32>
 }
 
 /// The allocator of the attributes, which receives `domain` at each call: both callbacks or neither.
-fn allocator(attr: &ibv_parent_domain_init_attr, domain: *mut ibv_pd) -> Verb<Option<Allocator>> {
+///
+/// # Safety
+/// The callbacks may be called as ibv_alloc_parent_domain(3) describes until the parent domain is gone.
+unsafe fn allocator(attr: &ibv_parent_domain_init_attr, domain: *mut ibv_pd) -> Verb<Option<Allocator>> {
     if attr.comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS == 0 {
         return Ok(None);
     }
@@ -167,7 +162,8 @@ fn allocator(attr: &ibv_parent_domain_init_attr, domain: *mut ibv_pd) -> Verb<Op
     } else {
         attr.pd_context
     };
-    Ok(Some(Allocator { allocate, free, domain, context }))
+    // SAFETY: by the contract of this function; queues keep the domain in use until their memory is freed.
+    Ok(Some(unsafe { Allocator::new(allocate, free, domain, context) }))
 }
 
 pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
@@ -180,8 +176,8 @@ pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
         domains::free(&mut state, object.slot)?;
         if let Some(parent) = &object.parent {
             release_domain(&mut state, object.base);
-            if let Some(td) = parent.thread_domain.and_then(|slot| state.thread_domains.get_mut(slot)) {
-                td.users -= 1;
+            if let Some(thread_domain) = parent.thread_domain {
+                domains::release_thread(&mut state, thread_domain);
             }
         }
         // SAFETY: the library drops the handle; `object` is not used any more.
@@ -204,8 +200,7 @@ pub(crate) unsafe extern "C" fn alloc_td(
             return Err(EOPNOTSUPP);
         }
         known_bits(attr.comp_mask, 0, rules.thread_domain_refusal)?;
-        let domain = ThreadDomainState { owner: soft.slot, users: 0 };
-        let slot = soft.nic().control().thread_domains.insert(domain).ok_or(ENOMEM)?;
+        let slot = domains::allocate_thread(&mut soft.nic().control(), soft.slot)?;
         Ok(SoftTd { td: ibv_td { context }, slot }.into_native())
     })
 }
@@ -216,11 +211,7 @@ pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
         let object = unsafe { SoftTd::of(td) }?;
         // SAFETY: the domain keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.td.context) }?;
-        let mut state = soft.nic().control();
-        if state.thread_domains.get(object.slot).ok_or(EINVAL)?.users != 0 {
-            return Err(EBUSY);
-        }
-        state.thread_domains.remove(object.slot);
+        domains::free_thread(&mut soft.nic().control(), object.slot)?;
         // SAFETY: the library drops the handle; `object` is not used any more.
         drop(unsafe { SoftTd::take(td) });
         Ok(())

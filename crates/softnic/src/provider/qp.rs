@@ -5,7 +5,6 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use ibverbs_sys::ibv_qp_state::IBV_QPS_RTS;
 use ibverbs_sys::{
     ibv_context, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_rate_limit_attr,
     ibv_qp_state, ibv_recv_wr,
@@ -19,9 +18,8 @@ use super::wq::{ReceivePoster, post, refuse};
 use crate::errno::{EINVAL, EOPNOTSUPP, known_bits};
 use crate::events::acknowledgements;
 use crate::objects::domains::release_domain;
-use crate::objects::queue_pairs::{AttributeChange, QueuePairKind, modify, pace, remove};
+use crate::objects::queue_pairs::{self, AttributeChange, QueuePairKind, modify, remove};
 use crate::soft_context::SoftContext;
-use crate::state::QpKind;
 
 /// Room behind `ibv_qp_ex` for the rest of `verbs_qp`, and for releases with more functions. All zero unless
 /// `qp_wr` says that the queue pair is extended.
@@ -101,24 +99,11 @@ pub(crate) unsafe extern "C" fn query_qp(
         }
         // SAFETY: the queue pair keeps the context it was made with.
         let soft = unsafe { SoftContext::of(object.context()) }?;
-        let state = soft.nic().control();
-        let known = state.qps.get(object.slot).ok_or(EINVAL)?;
-        let (port, attributes) = (known.port, known.attributes);
-        drop(state);
+        let known = queue_pairs::query(&soft.nic().control(), object.slot)?;
         let current = object.state.load(Ordering::Relaxed);
         // SAFETY: the live handle; what is used of it here never changes.
         let native = unsafe { qp.read() };
-        *attr = ibv_qp_attr {
-            qp_state: current,
-            cur_qp_state: current,
-            cap: object.cap,
-            port_num: port,
-            pkey_index: attributes.pkey_index,
-            qkey: attributes.qkey,
-            sq_psn: attributes.sq_psn,
-            rate_limit: attributes.rate_limit,
-            ..ibv_qp_attr::default()
-        };
+        *attr = ibv_qp_attr { qp_state: current, cur_qp_state: current, cap: object.cap, ..known };
         *init = ibv_qp_init_attr {
             qp_context: native.qp_context,
             send_cq: native.send_cq,
@@ -186,17 +171,6 @@ pub(crate) unsafe extern "C" fn modify_qp_rate_limit(
             return Err(EOPNOTSUPP);
         }
         // The packet's size is a hint for shaping by the packet; here every frame counts with its bytes.
-        let pace = pace(attr.rate_limit, attr.max_burst_sz, &soft.nic().rules().objects.queue_pair)?;
-        let mut state = soft.nic().control();
-        // The states in which IBV_QP_RATE_LIMIT is an attribute of the transition to the same state.
-        if object.state.load(Ordering::Relaxed) != IBV_QPS_RTS {
-            return Err(EINVAL);
-        }
-        let known = state.qps.get_mut(object.slot).ok_or(EINVAL)?;
-        known.attributes.rate_limit = attr.rate_limit;
-        if let QpKind::Raw { send, .. } = &mut known.kind {
-            send.pace = pace;
-        }
-        Ok(())
+        queue_pairs::set_rate(soft.nic(), object.slot, &object.state, attr.rate_limit, attr.max_burst_sz)
     })
 }

@@ -26,17 +26,14 @@ use super::spin::Spin;
 use super::wq::ReceivePoster;
 use super::wq::SoftTable;
 use crate::errno::{EINVAL, EOPNOTSUPP, Verb, known_bits};
-use crate::formats::{Requests, Sends};
 use crate::library::Library;
 use crate::limits::{MAX_INLINE_BYTES, MAX_SGE, MAX_TSO_HEADER_BYTES};
 use crate::objects::domains::use_domain;
-use crate::objects::queue_pairs::{edits, insert_plain};
+use crate::objects::queue_pairs::{self, OwnSends, edits};
 use crate::objects::rss::{HashRequest, hash, insert_rss};
-use crate::pace::Pace;
+use crate::objects::work_queues::{NumberedQueue, OwnReceives};
 use crate::personality::{QueuePairRules, RssRules};
-use crate::send_bell::SendBell;
 use crate::soft_context::SoftContext;
-use crate::state::{NewQueue, SendState, State};
 use crate::work::{SendShape, qp_number, receive_slot_bytes};
 
 /// All of `enum ibv_qp_create_flags`.
@@ -218,23 +215,22 @@ fn create_plain(request: &Request) -> Verb<(*mut ibv_qp, ibv_qp_cap)> {
         let release = Library::loaded().ok_or(EOPNOTSUPP)?.release;
         qp_send::extend(&mut object, release);
     }
-    let receives_of = NewQueue {
+    let receives_of = OwnReceives {
         owner: soft.slot,
         domain: pd.base,
         cq: recv_cq.slot,
-        consumer: Requests::Own(receives.1),
+        consumer: receives.1,
         max_sge: cap.max_recv_sge,
         edits: edits(request.extras.create_flags),
         native_state: Arc::clone(&object.state),
         native: (&raw const *object).addr() as u64,
     };
-    let bell = SendBell::new(&soft.nic().wakeups);
-    let sends_of = SendState {
-        consumer: Sends::Own(sends.1),
+    let bell = soft.nic().send_bell();
+    let sends_of = OwnSends {
         cq: send_cq.slot,
+        consumer: sends.1,
         signal_all: request.signal_all,
         shape,
-        pace: Pace::default(),
         bell: Arc::clone(&bell),
     };
     let send = SendPoster {
@@ -249,25 +245,17 @@ fn create_plain(request: &Request) -> Verb<(*mut ibv_qp, ibv_qp_cap)> {
         receives: Spin::new(receive, pd.single_threaded()),
         sends: Spin::new(send, pd.single_threaded()),
     });
-    let mut state = soft.nic().control();
-    let slot = insert_plain(&mut state, receives_of, sends_of)?;
-    finish(&mut state, slot, &mut object)?;
-    drop(state);
+    let numbered = queue_pairs::insert(&mut soft.nic().control(), receives_of, sends_of, pd.slot)?;
+    number(&mut object, numbered);
     Ok((Box::into_raw(object).cast(), cap))
 }
 
-/// Numbers a registered queue pair and counts its domain.
-pub(crate) fn finish(state: &mut State, slot: u32, object: &mut SoftQp) -> Verb<u32> {
-    let number = qp_number(slot);
-    if let Some(qp) = state.qps.get_mut(slot) {
-        qp.number = number;
-    }
-    use_domain(state, object.domain)?;
+/// Puts the slot and the number of a queue pair into its handle.
+fn number(object: &mut SoftQp, NumberedQueue { slot, number }: NumberedQueue) {
     object.slot = slot;
     let native = &mut object.qp.get_mut().qp_base;
     native.handle = slot;
     native.qp_num = number;
-    Ok(number)
 }
 
 pub(crate) fn base(
@@ -329,11 +317,12 @@ pub(crate) fn create_rss(context: *mut ibv_context, attr: &ibv_qp_init_attr_ex) 
     let mut object = new_object(base, pd.slot, ibv_qp_cap::default(), false);
     let mut state = soft.nic().control();
     let slot = insert_rss(&mut state, soft.slot, pd.base, table.slot, &key, fields)?;
-    finish(&mut state, slot, &mut object)?;
-    if !rules.objects.rss.numbered {
-        object.qp.get_mut().qp_base.qp_num = 0;
-    }
+    use_domain(&mut state, pd.slot)?;
     drop(state);
+    number(
+        &mut object,
+        NumberedQueue { slot, number: if rules.objects.rss.numbered { qp_number(slot) } else { 0 } },
+    );
     Ok(Box::into_raw(object).cast())
 }
 

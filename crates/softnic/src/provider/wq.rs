@@ -22,16 +22,14 @@ use super::pd::{SoftPd, make_ring};
 use super::spin::Spin;
 use crate::errno::{EINVAL, ENOMEM, EOPNOTSUPP, Verb, known_bits};
 use crate::events::acknowledgements;
-use crate::formats::Requests;
 use crate::limits::MAX_SGE;
 use crate::nic::Nic;
 use crate::objects::domains::release_domain;
 use crate::objects::tables;
-use crate::objects::work_queues::{self, NumberedQueue, check_flags, edits};
+use crate::objects::work_queues::{self, NumberedQueue, OwnReceives, check_flags, edits};
 use crate::paths;
 use crate::ring::{Producer, Slots};
 use crate::soft_context::SoftContext;
-use crate::state::{NewQueue, State};
 use crate::work::{Element, RECEIVE_HEADER_BYTES, receive_slot_bytes};
 
 /// A work queue.
@@ -80,11 +78,11 @@ pub(crate) unsafe extern "C" fn create_wq(
         let (producer, consumer) =
             make_ring(resources, Some(pd), attr.max_wr, slot_bytes, resources.work_queue, ENOMEM)?;
         let native_state = Arc::new(AtomicU32::new(IBV_WQS_RESET));
-        let queue = NewQueue {
+        let queue = OwnReceives {
             owner: soft.slot,
             domain: pd.base,
             cq: cq.slot,
-            consumer: Requests::Own(consumer),
+            consumer,
             max_sge: attr.max_sge,
             edits: edits(flags),
             native_state: Arc::clone(&native_state),
@@ -109,9 +107,7 @@ pub(crate) unsafe extern "C" fn create_wq(
             state: native_state,
             domain: pd.slot,
         });
-        let mut state = soft.nic().control();
-        register(&mut state, soft.nic(), queue, &mut wq)?;
-        drop(state);
+        register(soft.nic(), queue, &mut wq)?;
         Ok(Box::into_raw(wq).cast())
     })
 }
@@ -130,9 +126,9 @@ fn check(attr: &ibv_wq_init_attr, nic: &Nic) -> Verb<u32> {
 }
 
 /// Adds the queue of a handle, and puts its slot and number into the handle.
-fn register(state: &mut State, nic: &Nic, mut queue: NewQueue, wq: &mut Box<Held<SoftWq>>) -> Verb<()> {
+fn register(nic: &Nic, mut queue: OwnReceives, wq: &mut Box<Held<SoftWq>>) -> Verb<()> {
     queue.native = (&raw const **wq).addr() as u64;
-    let NumberedQueue { slot, number } = work_queues::insert(nic, state, queue, wq.domain)?;
+    let NumberedQueue { slot, number } = work_queues::insert(nic, &mut nic.control(), queue, wq.domain)?;
     wq.slot = slot;
     let native = wq.wq.get_mut();
     native.handle = slot;

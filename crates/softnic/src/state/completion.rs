@@ -67,14 +67,15 @@ enum Armed {
 
 /// The event that the application last asked for: shared by both sides of the queue.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Wish(Arc<AtomicU8>);
+pub struct Wish(Arc<AtomicU8>);
 
 impl Wish {
     const SOLICITED: u8 = 1;
     const ANY: u8 = 2;
 
     /// Arms the queue for one event. A wish for any completion outweighs one for a failed one.
-    pub(crate) fn arm(&self, solicited_only: bool) {
+    #[inline]
+    pub fn arm(&self, solicited_only: bool) {
         self.0.fetch_max(if solicited_only { Self::SOLICITED } else { Self::ANY }, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
@@ -116,8 +117,8 @@ pub(crate) struct Notice {
 }
 
 impl Notice {
-    pub(crate) fn of(wish: Wish) -> Self {
-        Self { wish, ..Self::default() }
+    pub(crate) fn of(wish: Wish, channel: Option<u32>) -> Self {
+        Self { wish, channel, ..Self::default() }
     }
 
     pub(crate) fn moderate(&mut self, count: u16, period_us: u16) {

@@ -80,7 +80,7 @@ pub(crate) struct Poller {
 impl Poller {
     pub(crate) fn new(consumer: Consumer, wants_checksums: Arc<AtomicBool>, nic: &Nic) -> Self {
         let overlays_fields = nic.rules().objects.completion.overlays_fields;
-        Self { consumer, run: 0, wants_checksums, clock: nic.clock, overlays_fields, polling: false }
+        Self { consumer, run: 0, wants_checksums, clock: nic.clock(), overlays_fields, polling: false }
     }
 
     /// The ring's end, unless a batch is under way, which reads completions in place.
