@@ -194,7 +194,7 @@ fuzz: deps-build cargo-fuzz ## the fuzz targets for FUZZ_SECONDS each, one on ea
 # Leaks are not looked for: tests close contexts with objects in them, as programs that end do.
 asan: deps-build ## the tests of the crates with unsafe code, under the address sanitizer
 	CARGO_TARGET_DIR=target/asan RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 \
-	  $(nightly) test --locked --target $(HOST) --lib --tests -p hugemem -p verbs -p shm -p tap -p xdp -p wire -p flow-table -p softnic -p softnic-mlx5
+	  $(nightly) test --locked --target $(HOST) --lib --tests -p hugemem -p verbs -p shm -p tap -p xdp -p wire -p flow-table -p softnic -p softnic-verbs -p softnic-mlx5
 
 miri: deps-build ## what Miri can run of the crates with unsafe code: hugemem, verbs, wire and softnic
 	@$(miri_ready) || exit 0; set -x; \
@@ -203,7 +203,8 @@ miri: deps-build ## what Miri can run of the crates with unsafe code: hugemem, v
 	$(CARGO) +nightly miri test --locked -p verbs --lib && \
 	$(CARGO) +nightly miri test --locked -p wire --lib -- ring:: && \
 	$(CARGO) +nightly miri test --locked -p softnic --lib -- \
-	  ring:: memory:: slab:: work:: provider::held:: check_sequence known_answers_hold
+	  ring:: memory:: slab:: work:: check_sequence known_answers_hold && \
+	$(CARGO) +nightly miri test --locked -p softnic-verbs --lib -- provider::held::
 
 # Changes the nightly toolchain, which others may be using.
 miri-ready: deps-build

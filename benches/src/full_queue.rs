@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use control::{Device, DeviceSelector};
 use program::{ForwardSink, SinkKind};
-use softnic::{Drive, SoftNic};
+use softnic::Drive;
+use softnic_verbs::SoftNic;
 use worker::ReceiveKind;
 use worker::sinks::Opened;
 

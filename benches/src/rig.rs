@@ -6,7 +6,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use control::{Device, DeviceSelector};
-use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
+use softnic::{Drive, Personality, PortConfig, PortStats, SoftNicConfig};
+use softnic_verbs::SoftNic;
 use wire::{PcapConfig, PcapMode, Wire, WireConfig};
 use worker::ReceiveKind;
 

@@ -14,7 +14,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use libfuzzer_sys::fuzz_target;
-use softnic::preload::{LazyNic, Settings, variable};
+use softnic::lazy_nic::{LazyNic, Settings, variable};
 use softnic_mlx5::{CommandDescriptors, MappingRequest, VERBS_IOCTL};
 
 const ARENA_BYTES: usize = 1 << 20;

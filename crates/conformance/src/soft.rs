@@ -6,7 +6,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use packet::MacAddr;
-use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+use softnic::{Drive, Personality, PortConfig, SoftNicConfig};
+use softnic_verbs::SoftNic;
 use verbs::{Context, DeviceList};
 use wire::{Burst, RxFrame, TransmitError, Wire, WireState};
 
@@ -20,7 +21,7 @@ const MTU_BYTES: u32 = 1500;
 #[allow(missing_docs)]
 pub enum Error {
     #[error("cannot make a soft NIC")]
-    SoftNic(#[from] softnic::SoftNicError),
+    SoftNic(#[from] softnic_verbs::ProviderError),
     #[error("cannot open the soft NIC")]
     Verbs(#[from] verbs::VerbsError),
     #[error("the soft NIC does not list itself")]

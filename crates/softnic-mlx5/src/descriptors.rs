@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use softnic::errno::{ENODEV, VerbErrno, guard};
-use softnic::preload::LazyNic;
+use softnic::lazy_nic::LazyNic;
 
 use crate::clock_pages::{self, ClockPage};
 use crate::context::{Context, MAX_PAGES, PAGE_BYTES};

@@ -25,7 +25,7 @@
 //! ```
 //! use std::sync::LazyLock;
 //!
-//! use softnic::preload::{LazyNic, Settings, variable};
+//! use softnic::lazy_nic::{LazyNic, Settings, variable};
 //! use softnic_mlx5::{CommandDescriptors, VERBS_IOCTL};
 //!
 //! static NIC: LazyLock<LazyNic> = LazyLock::new(|| {

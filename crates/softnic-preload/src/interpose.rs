@@ -10,8 +10,10 @@ use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use ibverbs_sys::{ibv_comp_channel, ibv_context, ibv_device};
-use softnic::preload::sysfs::COMMAND_DEVICE;
-use softnic::preload::{self, is_soft, is_soft_context, print_error};
+use softnic::lazy_nic::print_error;
+use softnic::objects::attributes::{DEFAULT_PKEY, PKEYS};
+use softnic_verbs::preload::sysfs::COMMAND_DEVICE;
+use softnic_verbs::preload::{self, is_soft, is_soft_context};
 
 use crate::Kind;
 
@@ -89,7 +91,7 @@ fn own_list() -> (*mut *mut ibv_device, c_int) {
         set_errno(libc::EINVAL);
         return (std::ptr::null_mut(), 0);
     };
-    match nic.device_list(&mut devices) {
+    match preload::device_list(nic, &mut devices) {
         Ok(list) => (list, devices),
         Err(error) => {
             print_error(&error);
@@ -126,12 +128,12 @@ pub unsafe extern "C" fn ibv_query_pkey(
     guard(-1, || {
         // SAFETY: by the contract of this function.
         if unsafe { is_soft_context(context, true) } {
-            if port != PORT || index < 0 || index >= c_int::from(preload::PKEYS) || pkey.is_null() {
+            if port != PORT || index < 0 || index >= c_int::from(PKEYS) || pkey.is_null() {
                 set_errno(libc::EINVAL);
                 return -1;
             }
             // SAFETY: not NULL, so room for a key.
-            unsafe { pkey.write(preload::DEFAULT_PKEY.to_be()) };
+            unsafe { pkey.write(DEFAULT_PKEY.to_be()) };
             return 0;
         }
         let Some(stock) = stock!(c"ibv_query_pkey", V1_1, QueryPkey) else { return -1 };
@@ -149,7 +151,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
         let soft = unsafe { is_soft_context(context, false) };
         let make: Option<CreateChannel> = if soft {
             set_errno(libc::EOPNOTSUPP);
-            crate::nic().and_then(preload::LazyNic::channel_maker)
+            crate::nic().and_then(preload::channel_maker)
         } else {
             stock!(c"ibv_create_comp_channel", V1_0, CreateChannel)
         };

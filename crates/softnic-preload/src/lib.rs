@@ -13,7 +13,7 @@
 //! dlsym(3) finds the stock `ibv_get_device_list`. The copy registers through the preloaded library, so that
 //! a process has one device. Calls that are not about a soft NIC are passed on to the stock library, but when
 //! only preloaded the list of devices has the soft NIC alone. The settings of the NIC are environment
-//! variables, see [`softnic::preload::variable`].
+//! variables, see [`softnic::lazy_nic::variable`].
 
 pub mod interpose;
 pub mod uverbs;
@@ -21,8 +21,9 @@ pub mod uverbs;
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
-use softnic::preload::host::Status;
-use softnic::preload::{LazyNic, METHOD_MLX5, Settings, print_error, variable};
+use softnic::lazy_nic::{LazyNic, METHOD_MLX5, Settings, print_error, variable};
+use softnic_verbs::preload;
+use softnic_verbs::preload::host::Status;
 
 static NIC: OnceLock<Option<&'static LazyNic>> = OnceLock::new();
 
@@ -69,7 +70,7 @@ fn register() -> bool {
     *TAKEN.get_or_init(|| {
         if kind() != Kind::Mlx5
             && let Some(nic) = nic()
-            && let Err(error) = nic.register()
+            && let Err(error) = preload::register(nic)
         {
             print_error(&error);
             return false;
@@ -86,7 +87,7 @@ pub extern "C" fn softnic_register() {
     let _ = std::panic::catch_unwind(register);
 }
 
-/// Opens the wire of the device, or closes it: see [`softnic::preload::host`].
+/// Opens the wire of the device, or closes it: see [`softnic_verbs::preload::host`].
 #[unsafe(no_mangle)]
 pub extern "C" fn softnic_set_wires(open: c_int) {
     let _ = std::panic::catch_unwind(|| nic().map(|nic| nic.set_wires(open != 0)));
@@ -98,7 +99,7 @@ pub extern "C" fn softnic_set_wires(open: c_int) {
 /// `into` points to room for `bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn softnic_read_status(into: *mut Status, bytes: usize) {
-    let status = std::panic::catch_unwind(|| nic().map(LazyNic::status));
+    let status = std::panic::catch_unwind(|| nic().map(Status::of));
     let status = status.ok().flatten().unwrap_or_default();
     let bytes = bytes.min(size_of::<Status>());
     // SAFETY: so much room, by the contract of this function; the status is plain numbers without padding.
@@ -120,7 +121,7 @@ fn registrar() -> extern "C" fn() {
 /// interposed `ibv_get_device_list` or the plugin's constructor makes up for it.
 extern "C" fn constructor() {
     uverbs::begin();
-    let ready = std::panic::catch_unwind(|| kind() == Kind::Plugin && LazyNic::library_is_present());
+    let ready = std::panic::catch_unwind(|| kind() == Kind::Plugin && preload::library_is_present());
     if ready.unwrap_or(false) {
         registrar()();
     }

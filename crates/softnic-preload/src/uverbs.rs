@@ -24,9 +24,9 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use libc_next::Next;
 use own::{Own, entry, process};
-use softnic::preload::print_error;
-use softnic::preload::sysfs::MLX5_ROOT as SYSFS;
+use softnic::lazy_nic::print_error;
 use softnic_mlx5::{CommandDescriptors, Mapping, MappingRequest};
+use softnic_verbs::preload::sysfs::MLX5_ROOT as SYSFS;
 use tree::Tree;
 
 use crate::Kind;

@@ -21,13 +21,16 @@ pub const EEXIST: VerbErrno = VerbErrno::new(libc::EEXIST);
 pub const EFAULT: VerbErrno = VerbErrno::new(libc::EFAULT);
 /// An argument makes no sense, or there is no such object.
 pub const EINVAL: VerbErrno = VerbErrno::new(libc::EINVAL);
-pub(crate) const EIO: VerbErrno = VerbErrno::new(libc::EIO);
-pub(crate) const ENODATA: VerbErrno = VerbErrno::new(libc::ENODATA);
+/// The device has failed.
+pub const EIO: VerbErrno = VerbErrno::new(libc::EIO);
+/// There is no entry at an index.
+pub const ENODATA: VerbErrno = VerbErrno::new(libc::ENODATA);
 /// There is no device.
 pub const ENODEV: VerbErrno = VerbErrno::new(libc::ENODEV);
 /// There is no memory, or no more objects of the kind.
 pub const ENOMEM: VerbErrno = VerbErrno::new(libc::ENOMEM);
-pub(crate) const ENETUNREACH: VerbErrno = VerbErrno::new(libc::ENETUNREACH);
+/// No port has the address.
+pub const ENETUNREACH: VerbErrno = VerbErrno::new(libc::ENETUNREACH);
 /// There is no room.
 pub const ENOSPC: VerbErrno = VerbErrno::new(libc::ENOSPC);
 /// The device does not have it.
@@ -77,7 +80,8 @@ impl VerbErrno {
     }
 
     /// Returns the answer of an op that leaves errno as it was.
-    pub(crate) const fn without_setting_errno(self) -> Self {
+    #[must_use]
+    pub const fn without_setting_errno(self) -> Self {
         Self { is_set: false, ..self }
     }
 
@@ -88,7 +92,7 @@ impl VerbErrno {
     }
 
     /// Sets this thread's errno, unless the operation leaves it as it was.
-    pub(crate) fn set(self) {
+    pub fn set(self) {
         if !self.is_set {
             return;
         }

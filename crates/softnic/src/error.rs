@@ -4,7 +4,7 @@ use std::io;
 
 use wire::WireError;
 
-/// Why [`crate::SoftNic::create`] failed.
+/// Why [`crate::OwnedNic::create`] failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SoftNicError {
@@ -49,28 +49,6 @@ pub enum SoftNicError {
     Clock {
         /// The rate that was asked for.
         kilohertz: u64,
-    },
-    /// libibverbs could not be loaded.
-    #[error("libibverbs.so.1 cannot be loaded: {reason} (install rdma-core's libibverbs1)")]
-    LibraryMissing {
-        /// The message of the dynamic linker.
-        reason: String,
-    },
-    /// libibverbs has no such private symbol.
-    #[error("libibverbs has no symbol {symbol}, which a provider needs")]
-    LibrarySymbol {
-        /// The symbol that was looked up.
-        symbol: &'static str,
-    },
-    /// The library's release is not one whose private layout is known.
-    #[error("the private layout of libibverbs {found} is not known (known: releases {oldest} to {newest})")]
-    LibraryRelease {
-        /// The file the library was loaded from.
-        found: String,
-        /// The oldest supported release.
-        oldest: u32,
-        /// The newest supported release.
-        newest: u32,
     },
     /// A variable of the environment makes no sense.
     #[error("{name}={value}: {problem}")]

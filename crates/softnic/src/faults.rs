@@ -1,7 +1,7 @@
 //! Faults of the device, made on purpose: a work queue, a link or the whole device fails, as hardware may
 //! fail at any time, so that programs can be tested with it.
 //!
-//! A fault is made at once ([`SoftNic::fail_work_queue`], [`SoftNic::set_link`], [`SoftNic::fail_device`]),
+//! A fault is made at once ([`OwnedNic::fail_work_queue`], [`OwnedNic::set_link`], [`OwnedNic::fail_device`]),
 //! or by a [`FaultPlan`] after so many received frames. The plan is carried out by the engines between two
 //! passes.
 
@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::errno::{EIO, Verb};
-use crate::nic::SoftNic;
+use crate::nic::OwnedNic;
 use crate::shared::NicShared;
 use crate::state::{QpKind, QueueOwner, QueueState};
 
@@ -58,7 +58,7 @@ enum FaultKind {
 enum DeviceLoss {
     /// The event `IBV_EVENT_DEVICE_FATAL` comes first.
     Reported,
-    /// The events end without one. Current kernels do not do this ([`SoftNic::remove_device`]).
+    /// The events end without one. Current kernels do not do this ([`OwnedNic::remove_device`]).
     Silent,
 }
 
@@ -250,7 +250,7 @@ impl NicShared {
     }
 }
 
-impl SoftNic {
+impl OwnedNic {
     /// Puts a work queue that is ready into its error state, as a fault of the device does: its context gets
     /// the event `IBV_EVENT_WQ_FATAL`. `false`: there is no such queue.
     pub fn fail_work_queue(&self, number: u32, frames: FailedFrames) -> bool {
@@ -271,7 +271,7 @@ impl SoftNic {
         self.nic().fail_device(DeviceLoss::Reported);
     }
 
-    /// Takes the device away, as [`SoftNic::fail_device`] does, but without an event: the events of all
+    /// Takes the device away, as [`OwnedNic::fail_device`] does, but without an event: the events of all
     /// contexts end.
     ///
     /// This fault has no known counterpart in current kernels, which deliver `IBV_EVENT_DEVICE_FATAL` when a

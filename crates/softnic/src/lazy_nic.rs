@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use packet::MacAddr;
 
 pub use self::settings::{METHOD_MLX5, Settings, WIRES_CLOSED, variable};
-use crate::nic::{Nic, SoftNic};
+use crate::nic::{Nic, OwnedNic};
 use crate::port_tables::eui64;
 
 /// How often a new NIC's ports are looked at while a peer is waited for.
@@ -19,7 +19,7 @@ const WAIT_STEP: Duration = Duration::from_millis(2);
 /// A soft NIC that is made when a program opens its device.
 pub struct LazyNic {
     settings: Settings,
-    nic: OnceLock<SoftNic>,
+    nic: OnceLock<OwnedNic>,
     /// Held by the first caller while it makes the NIC and waits for its peer; other callers that open the
     /// device wait too.
     opening: Mutex<()>,
@@ -53,12 +53,14 @@ impl LazyNic {
     }
 
     /// The address of the first port, as it is known before the wire is open.
-    pub(crate) fn station(&self) -> MacAddr {
+    #[must_use]
+    pub fn station(&self) -> MacAddr {
         self.settings.wire.station()
     }
 
-    /// The NIC, if a program has opened the device.
-    pub(crate) fn made(&self) -> Option<&SoftNic> {
+    /// The NIC, if a program has opened the device. Does not wait for a thread that opens it.
+    #[must_use]
+    pub fn made(&self) -> Option<&OwnedNic> {
         self.nic.get()
     }
 
@@ -141,3 +143,6 @@ impl Drop for Blocked {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

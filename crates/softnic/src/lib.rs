@@ -1,19 +1,18 @@
-//! A software NIC underneath the unmodified libibverbs.
+//! A software NIC: state, memory, rings, engine and statistics.
 //!
-//! `SoftNic` is a libibverbs provider that lives wholly in this process: it hands the stock library an
-//! `ibv_device` without sysfs, as mlx5 does in VFIO mode, and from there every verb runs through the library
-//! into this crate. Frames come from a [`wire::Wire`], pass the flow table and RSS, and are copied into
-//! posted receive buffers. `steerd` uses it where there is no RDMA NIC, and every test uses it.
+//! Frames come from a [`wire::Wire`], pass the flow table and RSS, and are copied into posted receive buffers.
+//! `steerd` uses it where there is no RDMA NIC, and every test uses it.
 //!
-//! The provider is one front end of the NIC. Another one, in a crate of its own, makes and removes objects by
-//! the functions of [`objects`], and brings queues by the traits of [`formats`].
+//! Programs reach the NIC by a front end, in a crate of its own: `softnic-verbs` is a provider below the
+//! unmodified libibverbs, `softnic-mlx5` the kernel and the queues of a ConnectX below rdma-core's mlx5
+//! provider. A front end makes and removes [`objects`], checks attributes by the rules of the [`personality`],
+//! and brings queues by the traits of [`formats`], or uses this crate's own: a [`ring`] of requests or
+//! completions as in [`work`].
 //!
-//! It never talks to a kernel RDMA driver and never changes the library it sits under.
+//! It never talks to a kernel RDMA driver.
 
-mod abi;
 mod claims;
 pub mod clock;
-mod device;
 mod engine;
 pub mod errno;
 mod error;
@@ -22,35 +21,31 @@ mod faults;
 mod flow_pace;
 pub mod formats;
 mod group_pace;
-mod lazy_nic;
-mod library;
+pub mod lazy_nic;
 pub mod limits;
 mod memory;
 mod nic;
 pub mod objects;
 mod pace;
-mod paths;
-mod personality;
+pub mod paths;
+pub mod personality;
 mod port_tables;
-pub mod preload;
-mod provider;
 mod queue_memory;
-mod ring;
+pub mod ring;
 mod rss;
 mod send_bell;
 mod shared;
 mod slab;
-mod soft_context;
 mod state;
 mod stats;
 mod watch;
-mod work;
+pub mod work;
 
 pub use engine::profile::{EngineProfile, EngineStage};
 pub use error::SoftNicError;
 pub use faults::{FailedFrames, FaultPlan, FaultPlanError};
 pub use limits::PORT_MTU_BYTES;
-pub use nic::{Drive, Nic, SoftNic, SoftNicConfig};
+pub use nic::{Drive, Nic, OwnedNic, SoftNicConfig};
 pub use personality::{ModelPersonality, Personality, UnknownPersonality};
 pub use queue_memory::resource;
 pub use shared::PortConfig;

@@ -22,9 +22,9 @@ pub const MAX_REGIONS: usize = 65_536;
 /// Completion queues.
 pub(crate) const MAX_CQS: usize = 16_384;
 /// Entries of a completion queue.
-pub(crate) const MAX_CQE: u32 = MAX_SLOTS;
+pub const MAX_CQE: u32 = MAX_SLOTS;
 /// Completion vectors. There are no interrupts to spread, so they differ in nothing.
-pub(crate) const COMP_VECTORS: u32 = 8;
+pub const COMP_VECTORS: u32 = 8;
 /// Completion channels of all contexts.
 pub(crate) const MAX_CHANNELS: usize = 16_384;
 /// Work queues, and receive sides of plain queue pairs.
@@ -36,14 +36,14 @@ pub const MAX_SGE: u32 = 4;
 /// Bytes of a send that can travel in the work request, as with ConnectX-5: a send request has 1024 bytes
 /// (`max_wqe_sz_sq`), of which a raw packet's segments take 48 and the length 4 (rdma-core
 /// providers/mlx5/verbs.c, `mlx5_calc_send_wqe`).
-pub(crate) const MAX_INLINE_BYTES: u32 = 972;
+pub const MAX_INLINE_BYTES: u32 = 972;
 /// Bytes of a TCP stream that one request can have segmented, as with ConnectX-4.
 pub(crate) const MAX_TSO_BYTES: u32 = 1 << 18;
 /// The most segments of a request: the device is held by one request no longer than by a few bursts of whole
 /// frames.
-pub(crate) const MAX_TSO_SEGMENTS: u32 = 1 << 12;
+pub const MAX_TSO_SEGMENTS: u32 = 1 << 12;
 /// Bytes of headers before each of its segments.
-pub(crate) const MAX_TSO_HEADER_BYTES: u16 = 512;
+pub const MAX_TSO_HEADER_BYTES: u16 = 512;
 /// The fastest rate a queue pair can be held to, in kilobits per second.
 pub(crate) const MAX_RATE_KBPS: u32 = 100_000_000;
 /// Indirection tables.

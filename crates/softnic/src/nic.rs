@@ -15,9 +15,8 @@ use xdp::ClaimReport;
 use crate::clock::{ClockView, MAX_KILOHERTZ};
 use crate::engine::profile::EngineProfile;
 use crate::engine::{self, EngineCell};
-use crate::library::Library;
 use crate::limits::{MAX_NAME_BYTES, MAX_PORTS, MIN_MTU_BYTES};
-use crate::personality::{ClockRules, Personality};
+use crate::personality::{ClockRules, ObjectRules, Personality};
 use crate::send_bell::SendBell;
 use crate::shared::{NicShared, Port, PortConfig};
 use crate::watch::{WatchFilter, WatchedFrames};
@@ -37,7 +36,7 @@ pub enum Drive {
         /// The core that each is pinned to.
         cores: Vec<Option<usize>>,
     },
-    /// The owner, by [`SoftNic::pump`].
+    /// The owner, by [`OwnedNic::pump`].
     Manual,
     /// The threads of this process that poll completion queues: a poll that finds its queue empty makes a
     /// pass over each port, unless another thread is making one there, and looks again. Frames move only
@@ -77,8 +76,8 @@ pub struct SoftNicConfig {
     pub drive: Drive,
 }
 
-/// A software NIC. Dropping it stops the engines; open contexts stay valid and see no more traffic.
-pub struct SoftNic {
+/// A software NIC as its owner has it. Dropping it stops the engines; open contexts stay valid and see no more traffic.
+pub struct OwnedNic {
     nic: Arc<Nic>,
     drive: Drive,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -101,7 +100,7 @@ impl Deref for Nic {
     }
 }
 
-/// The time for which [`SoftNic::stop`] waits for the engines' threads.
+/// The time for which [`OwnedNic::stop`] waits for the engines' threads.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Frames of a pass that a poll makes: they are still in the cache when they are polled.
@@ -125,6 +124,24 @@ impl Nic {
     pub fn show_clock(&self, view: Box<dyn ClockView>) {
         // Another context may have been faster.
         drop(self.clock_view.set(view));
+    }
+
+    /// The device's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The personality of the device.
+    #[must_use]
+    pub fn personality(&self) -> Personality {
+        self.personality
+    }
+
+    /// The attributes that the device refuses or changes when objects are made.
+    #[must_use]
+    pub fn object_rules(&self) -> &'static ObjectRules {
+        self.personality.object_rules()
     }
 
     /// The number of ports.
@@ -158,14 +175,14 @@ impl Nic {
     }
 
     /// Runs one pass of each engine, after the one that another thread may be in.
-    pub(crate) fn pass(&self, max_frames: usize) -> usize {
+    pub fn pass(&self, max_frames: usize) -> usize {
         self.engines.iter().map(|engine| engine.pass(&self.shared, max_frames)).sum()
     }
 
     /// Called by a poll that has found its queue empty, which holds no lock: runs a pass of each engine that
     /// no other thread runs, if polls drive the engines. Returns whether the queue may have something now.
     #[inline]
-    pub(crate) fn pass_inline(&self) -> bool {
+    pub fn pass_inline(&self) -> bool {
         self.is_inline && self.try_passes(INLINE_FRAMES) > 0
     }
 
@@ -174,45 +191,32 @@ impl Nic {
     }
 }
 
-impl SoftNic {
+impl OwnedNic {
     /// Makes the device and starts its engine threads, if it is to have some.
     ///
     /// # Errors
-    /// A configuration out of range, or a libibverbs whose private layout is not known.
+    /// A configuration out of range.
     pub fn create(config: SoftNicConfig) -> Result<Self, SoftNicError> {
         let clock = config.personality.rules().objects.clock;
-        Self::create_with(config, clock)
+        Self::start(config, clock)
     }
 
-    /// Makes a soft NIC as [`SoftNic::create`] does, with a clock behind the raw timestamps of completions
+    /// Makes a soft NIC as [`OwnedNic::create`] does, with a clock behind the raw timestamps of completions
     /// that ticks at another rate than the personality's: devices of one driver differ in it
     /// (`hca_core_clock`). At 78,125 kHz a tick is 12.8 ns.
     ///
     /// # Errors
-    /// As [`SoftNic::create`], and for a rate of 0 or above 1 GHz.
+    /// As [`OwnedNic::create`], and for a rate of 0 or above 1 GHz.
     pub fn create_with_clock(config: SoftNicConfig, kilohertz: u64) -> Result<Self, SoftNicError> {
         if !(1..=MAX_KILOHERTZ).contains(&kilohertz) {
             return Err(SoftNicError::Clock { kilohertz });
         }
         let clock = ClockRules { kilohertz, ..config.personality.rules().objects.clock };
-        Self::create_with(config, clock)
-    }
-
-    fn create_with(config: SoftNicConfig, clock: ClockRules) -> Result<Self, SoftNicError> {
-        check(&config)?;
-        Library::load()?;
-        Self::start(config, clock)
-    }
-
-    /// Makes a soft NIC as [`SoftNic::create`] does, for clients that do not reach the device through this
-    /// crate's provider: the release of libibverbs does not matter.
-    pub(crate) fn create_without_provider(config: SoftNicConfig) -> Result<Self, SoftNicError> {
-        check(&config)?;
-        let clock = config.personality.rules().objects.clock;
         Self::start(config, clock)
     }
 
     fn start(config: SoftNicConfig, clock: ClockRules) -> Result<Self, SoftNicError> {
+        check(&config)?;
         let SoftNicConfig { name, personality, mut ports, drive } = config;
         let engines = drive.engines(ports.len());
         let nic = Arc::new(Nic {
@@ -242,7 +246,7 @@ impl SoftNic {
 
     /// Runs one engine pass over all ports on the caller's thread: at most `max_frames` received frames, and
     /// whatever is in the send rings. Returns the frames handled, received and sent. 0 if the device has
-    /// threads, and after [`SoftNic::stop`]. With [`Drive::Inline`] the limit is for each port, and ports
+    /// threads, and after [`OwnedNic::stop`]. With [`Drive::Inline`] the limit is for each port, and ports
     /// where another thread makes a pass are left out.
     pub fn pump(&self, max_frames: usize) -> usize {
         match self.drive {
@@ -271,7 +275,7 @@ impl SoftNic {
         self.nic.engines.iter().for_each(|engine| engine.profile.start());
     }
 
-    /// The time of each engine by stage since [`SoftNic::start_profile`]; empty before. With
+    /// The time of each engine by stage since [`OwnedNic::start_profile`]; empty before. With
     /// [`Drive::Inline`] each port has an engine.
     #[must_use]
     pub fn profiles(&self) -> Vec<EngineProfile> {
@@ -286,7 +290,7 @@ impl SoftNic {
 
     /// Begins to watch the frames of a port (from 1) that no receive queue gets, as far as `filter` chooses
     /// them, and to keep the first `frame_bytes` bytes of each. `false`: somebody does already, or there is
-    /// no such port. Until [`SoftNic::end_watch`] the wires drop no frames for flows, as those would not be
+    /// no such port. Until [`OwnedNic::end_watch`] the wires drop no frames for flows, as those would not be
     /// seen.
     #[must_use]
     pub fn watch(&self, port: u8, filter: WatchFilter, frame_bytes: u32) -> bool {
@@ -299,7 +303,7 @@ impl SoftNic {
         self.nic.port(port).map_or(0, |port| port.watch.take(frames))
     }
 
-    /// Ends [`SoftNic::watch`].
+    /// Ends [`OwnedNic::watch`].
     pub fn end_watch(&self, port: u8) {
         if let Some(port) = self.nic.port(port) {
             port.watch.end(&port.claims);
@@ -384,7 +388,7 @@ impl SoftNic {
         }
     }
 
-    /// Like [`SoftNic::stop`], and waits at most for `patience`. `false`: a thread is still running. It keeps
+    /// Like [`OwnedNic::stop`], and waits at most for `patience`. `false`: a thread is still running. It keeps
     /// what it uses alive, so that nothing is freed under it.
     pub fn stop_within(&self, patience: Duration) -> bool {
         self.nic.stopping.store(true, Ordering::Relaxed);
@@ -407,7 +411,7 @@ impl SoftNic {
     }
 }
 
-impl Drop for SoftNic {
+impl Drop for OwnedNic {
     fn drop(&mut self) {
         self.stop();
     }

@@ -26,6 +26,7 @@ use rustix::thread::{CapabilitySet, capabilities};
 pub use crate::state::State;
 
 /// Whether the calling thread has a privilege, like the kernel's `capable`.
-pub(crate) fn has_capability(wanted: CapabilitySet) -> bool {
+#[must_use]
+pub fn has_capability(wanted: CapabilitySet) -> bool {
     capabilities(None).is_ok_and(|sets| sets.effective.contains(wanted))
 }

@@ -1,30 +1,31 @@
 //! The choice between short and general paths. The most frequent kinds of frames and requests take a short
-//! path, which has the same effects as the general one. Tests compare the two, see `provider::tests::paths`.
+//! path, which has the same effects as the general one. Tests compare the two, by the feature
+//! `choose-paths`: see `provider/tests/paths.rs` of softnic-verbs.
 
 /// Whether only the general paths are to be taken.
-#[cfg(not(test))]
+#[cfg(not(any(test, feature = "choose-paths")))]
 #[inline(always)]
-pub(crate) const fn are_general() -> bool {
+pub const fn are_general() -> bool {
     false
 }
 
 /// Whether the instructions of x86-64-v3 may be used, where the processor has them.
-#[cfg(not(test))]
+#[cfg(not(any(test, feature = "choose-paths")))]
 #[inline(always)]
-pub(crate) const fn may_be_v3() -> bool {
+pub const fn may_be_v3() -> bool {
     true
 }
 
-#[cfg(test)]
-pub(crate) use choice::{Paths, are_general, choose, may_be_v3};
+#[cfg(any(test, feature = "choose-paths"))]
+pub use choice::{Paths, are_general, choose, may_be_v3};
 
-#[cfg(test)]
+#[cfg(any(test, feature = "choose-paths"))]
 mod choice {
     use std::cell::Cell;
 
     /// The paths that this thread takes.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub(crate) enum Paths {
+    pub enum Paths {
         /// Short ones, in the form for this processor.
         Short,
         /// Short ones, in the form for any processor.
@@ -37,15 +38,18 @@ mod choice {
         static CHOSEN: Cell<Paths> = const { Cell::new(Paths::Short) };
     }
 
-    pub(crate) fn choose(paths: Paths) {
+    /// Has this thread take these paths.
+    pub fn choose(paths: Paths) {
         CHOSEN.set(paths);
     }
 
-    pub(crate) fn are_general() -> bool {
+    /// Whether only the general paths are to be taken.
+    pub fn are_general() -> bool {
         CHOSEN.get() == Paths::General
     }
 
-    pub(crate) fn may_be_v3() -> bool {
+    /// Whether the instructions of x86-64-v3 may be used, where the processor has them.
+    pub fn may_be_v3() -> bool {
         CHOSEN.get() == Paths::Short
     }
 }

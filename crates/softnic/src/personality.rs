@@ -120,6 +120,12 @@ impl Personality {
         }
     }
 
+    /// The attributes that the device refuses or changes when objects are made.
+    #[must_use]
+    pub fn object_rules(self) -> &'static ObjectRules {
+        self.rules().objects
+    }
+
     /// The table of the personality, made when it is first asked for.
     pub(crate) fn rules(self) -> &'static Rules {
         static RULES: LazyLock<[Rules; 3]> = LazyLock::new(|| {
@@ -235,13 +241,19 @@ impl LimitErrnos {
 }
 
 /// The attributes that the device model does not have: clocks, queues, domains and queue pairs.
-pub(crate) struct ObjectRules {
-    pub(crate) clock: ClockRules,
-    pub(crate) completion: CompletionRules,
-    pub(crate) domain: DomainRules,
-    pub(crate) queue_pair: QueuePairRules,
-    pub(crate) work_queue: WorkQueueRules,
-    pub(crate) rss: RssRules,
+pub struct ObjectRules {
+    /// The clock.
+    pub clock: ClockRules,
+    /// Completion queues.
+    pub completion: CompletionRules,
+    /// Domains.
+    pub domain: DomainRules,
+    /// Queue pairs with rings of their own.
+    pub queue_pair: QueuePairRules,
+    /// Work queues.
+    pub work_queue: WorkQueueRules,
+    /// RSS queue pairs.
+    pub rss: RssRules,
 }
 
 /// The clock behind raw completion timestamps.
@@ -254,100 +266,111 @@ pub struct ClockRules {
 }
 
 /// Bits that an op accepts, and the errno for others.
-pub(crate) struct Known {
-    pub(crate) bits: u32,
-    pub(crate) refusal: VerbErrno,
+pub struct Known {
+    /// The bits.
+    pub bits: u32,
+    /// The errno.
+    pub refusal: VerbErrno,
 }
 
 impl Known {
-    pub(crate) fn check(&self, bits: u32) -> Verb<()> {
+    /// Refuses other bits.
+    ///
+    /// # Errors
+    /// The errno, for other bits.
+    pub fn check(&self, bits: u32) -> Verb<()> {
         known_bits(bits, self.bits, self.refusal)
     }
 }
 
 /// Completion queues.
-pub(crate) struct CompletionRules {
+pub struct CompletionRules {
     /// `ibv_cq_init_attr_ex.comp_mask`.
-    pub(crate) attributes: Known,
+    pub attributes: Known,
     /// `ibv_cq_init_attr_ex.flags`.
-    pub(crate) flags: Known,
+    pub flags: Known,
     /// `ibv_cq_init_attr_ex.wc_flags`.
-    pub(crate) fields: Known,
+    pub fields: Known,
     /// Two sets of `wc_flags` that cannot be had together.
-    pub(crate) exclusive_fields: Option<(u32, u32)>,
+    pub exclusive_fields: Option<(u32, u32)>,
     /// The most entries a queue can have.
-    pub(crate) max_entries: u32,
+    pub max_entries: u32,
     /// Whether queues get one entry less than a power of two, as where one slot distinguishes full from
     /// empty.
-    pub(crate) rounds_up: bool,
+    pub rounds_up: bool,
     /// Whether a queue holds one completion more than it reports: all of its power of two.
-    pub(crate) has_one_spare_entry: bool,
+    pub has_one_spare_entry: bool,
     /// Whether fields that raw packets do not need are words of others, as in mlx5's completions: for a
     /// packet the queue's number is its flow tag, and the vendor's error is a byte of the timestamp.
-    pub(crate) overlays_fields: bool,
+    pub overlays_fields: bool,
     /// Whether the flags of packets of work queues have the checksums; those of queue pairs always have.
-    pub(crate) checksums_of_work_queues: bool,
+    pub checksums_of_work_queues: bool,
     /// Whether a queue that is armed raises an event for completions that were not polled before.
-    pub(crate) arming_counts_unpolled: bool,
+    pub arming_counts_unpolled: bool,
     /// Whether `parent_domain` may also be a plain protection domain.
-    pub(crate) plain_domain: bool,
+    pub plain_domain: bool,
     /// `ibv_context.num_comp_vectors`.
-    pub(crate) vectors: u32,
-    /// `cq_mod_caps`: the most completions per event, and microseconds until one.
-    pub(crate) max_moderation_count: u16,
-    pub(crate) max_moderation_period_us: u16,
+    pub vectors: u32,
+    /// `cq_mod_caps`: the most completions per event.
+    pub max_moderation_count: u16,
+    /// The most microseconds until an event.
+    pub max_moderation_period_us: u16,
 }
 
 /// Protection, thread and parent domains, and the memory of their queues.
-pub(crate) struct DomainRules {
+pub struct DomainRules {
     /// Whether there are thread and parent domains.
-    pub(crate) parent_domains: bool,
+    pub parent_domains: bool,
     /// The errno of `ibv_alloc_td` for a `comp_mask`.
-    pub(crate) thread_domain_refusal: VerbErrno,
+    pub thread_domain_refusal: VerbErrno,
     /// The failure when that allocator refuses memory for a completion queue or a queue pair.
-    pub(crate) allocator_refusal: VerbErrno,
+    pub allocator_refusal: VerbErrno,
     /// The purpose of the memory, which a parent domain's allocator receives.
-    pub(crate) resources: Resources,
+    pub resources: Resources,
 }
 
 /// The `resource_type` of each kind of queue memory.
-pub(crate) struct Resources {
-    pub(crate) completion_queue: u64,
-    pub(crate) work_queue: u64,
-    pub(crate) queue_pair: u64,
-    pub(crate) doorbell: u64,
+pub struct Resources {
+    /// The slots of a completion queue.
+    pub completion_queue: u64,
+    /// The slots of a work queue.
+    pub work_queue: u64,
+    /// The slots of either side of a queue pair.
+    pub queue_pair: u64,
+    /// The indices of one queue.
+    pub doorbell: u64,
 }
 
 /// Queue pairs with rings of their own.
-pub(crate) struct QueuePairRules {
+pub struct QueuePairRules {
     /// `ibv_qp_init_attr_ex.comp_mask`.
-    pub(crate) attributes: Known,
+    pub attributes: Known,
     /// `create_flags` of a raw packet queue pair.
-    pub(crate) create_flags: Known,
+    pub create_flags: Known,
     /// `create_flags` of a datagram queue pair.
-    pub(crate) datagram_flags: Known,
+    pub datagram_flags: Known,
     /// `send_ops_flags` of a raw packet queue pair.
-    pub(crate) send_operations: u64,
+    pub send_operations: u64,
     /// `send_ops_flags` of a datagram queue pair.
-    pub(crate) datagram_send_operations: u64,
+    pub datagram_send_operations: u64,
     /// `tso_caps.max_tso`: bytes of a stream that one request can have segmented.
-    pub(crate) max_tso_bytes: u32,
+    pub max_tso_bytes: u32,
     /// Whether a send queue can be drained (the state SQD).
-    pub(crate) drains: bool,
+    pub drains: bool,
     /// `packet_pacing_caps.qp_rate_limit_max`, in kilobits per second; 0 where there are no rates.
-    pub(crate) max_rate_kbps: u32,
+    pub max_rate_kbps: u32,
 }
 
 /// Work queues.
-pub(crate) struct WorkQueueRules {
+pub struct WorkQueueRules {
     /// `ibv_wq_init_attr.create_flags`.
-    pub(crate) create_flags: Known,
+    pub create_flags: Known,
     /// `ibv_wq_attr.flags_mask`.
-    pub(crate) modify_flags: Known,
+    pub modify_flags: Known,
     /// Whether DELAY_DROP is EPERM for a caller without CAP_SYS_RAWIO, whatever the device can do.
-    pub(crate) delay_drop_needs_raw_io: bool,
+    pub delay_drop_needs_raw_io: bool,
     /// Whether a queue can go from RESET to ERR.
-    pub(crate) fails_from_reset: bool,
+    pub fails_from_reset: bool,
 }
 
 /// Which hash fields can be combined.
@@ -362,19 +385,22 @@ pub(crate) enum HashCombinations {
 }
 
 /// RSS queue pairs.
-pub(crate) struct RssRules {
-    /// The answers to another hash function, and to another length of the key.
-    pub(crate) function_refusal: VerbErrno,
-    pub(crate) key_length_refusal: VerbErrno,
-    /// The answers of an RSS queue pair to `create_flags`, to `send_ops_flags` and to a send queue. (The
-    /// library ignores a `send_cq` if there is no `max_send_wr`: libibverbs/cmd_qp.c, `ibv_icmd_create_qp`.)
-    pub(crate) create_flags_refusal: VerbErrno,
-    pub(crate) send_operations_refusal: VerbErrno,
-    pub(crate) send_queue_refusal: Option<VerbErrno>,
+pub struct RssRules {
+    /// The answer to another hash function.
+    pub function_refusal: VerbErrno,
+    /// The answer to another length of the key.
+    pub key_length_refusal: VerbErrno,
+    /// The answer of an RSS queue pair to `create_flags`.
+    pub create_flags_refusal: VerbErrno,
+    /// The answer to `send_ops_flags`.
+    pub send_operations_refusal: VerbErrno,
+    /// The answer to a send queue, if it is refused. (The library ignores a `send_cq` if there is no
+    /// `max_send_wr`: libibverbs/cmd_qp.c, `ibv_icmd_create_qp`.)
+    pub send_queue_refusal: Option<VerbErrno>,
     /// Whether RSS queue pairs have a number; otherwise it is 0.
-    pub(crate) numbered: bool,
+    pub numbered: bool,
     /// Whether RSS queue pairs have states of their own.
-    pub(crate) states: bool,
+    pub states: bool,
 }
 
 /// Hash fields and indirection tables.

@@ -7,7 +7,7 @@ use packet::MacAddr;
 /// The GIDs of a port in the plugin's sysfs tree; all but the first are zero.
 pub const GIDS: c_int = 2;
 /// The upper half of the first GID: the link-local prefix.
-pub(crate) const LINK_LOCAL: u64 = 0xfe80 << 48;
+pub const LINK_LOCAL: u64 = 0xfe80 << 48;
 /// The partition keys of a port: the default one.
 pub const PKEYS: u16 = 1;
 /// The default partition key, full membership.

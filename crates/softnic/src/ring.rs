@@ -26,13 +26,14 @@ pub(crate) use indices::DOORBELL_BYTES;
 use indices::Indices;
 
 use crate::errno::{EINVAL, ENOMEM, Verb, VerbErrno};
-use crate::queue_memory::{Allocator, QueueMemory};
+use crate::queue_memory::QueueMemory;
+pub use crate::queue_memory::{AllocateFn, Allocator, FreeFn};
 
 /// The most slots a ring can have.
 pub(crate) const MAX_SLOTS: u32 = 1 << 22;
 
 /// The alignment of doorbell records and slots.
-pub(crate) const RING_ALIGN: usize = 128;
+pub const RING_ALIGN: usize = 128;
 
 /// The shared part of a ring. Indices count slots without end and wrap at 2^32.
 pub struct Ring {
@@ -136,7 +137,7 @@ impl Layout {
 
 /// The slots of a ring from one on: for loops over many.
 #[derive(Clone, Copy)]
-pub(crate) struct Slots<'r> {
+pub struct Slots<'r> {
     layout: Layout,
     first: u32,
     _ring: PhantomData<&'r Ring>,
@@ -145,20 +146,20 @@ pub(crate) struct Slots<'r> {
 impl Slots<'_> {
     /// The slot `nth` behind the first.
     #[inline]
-    pub(crate) fn at(&self, nth: u32) -> NonNull<u8> {
+    pub fn at(&self, nth: u32) -> NonNull<u8> {
         self.layout.slot(self.first.wrapping_add(nth))
     }
 
     /// How many slots from the `nth` on follow each other in memory: the ring starts again behind them.
     #[inline]
-    pub(crate) fn run(&self, nth: u32) -> u32 {
+    pub fn run(&self, nth: u32) -> u32 {
         let Layout { mask, .. } = self.layout;
         (mask - (self.first.wrapping_add(nth) & mask)) + 1
     }
 
     /// Bytes from a slot to the next one of a run.
     #[inline]
-    pub(crate) fn stride(&self) -> usize {
+    pub fn stride(&self) -> usize {
         self.layout.slot_bytes
     }
 }
@@ -174,7 +175,7 @@ pub struct Producer {
 impl Producer {
     /// Whether `wanted` slots can be filled.
     #[inline]
-    pub(crate) fn has_room(&mut self, wanted: u32) -> bool {
+    pub fn has_room(&mut self, wanted: u32) -> bool {
         if self.room() >= wanted {
             return true;
         }
@@ -184,7 +185,7 @@ impl Producer {
 
     /// How many slots can be filled; looks at the consumer only if they are fewer than `wanted`.
     #[inline]
-    pub(crate) fn room_for(&mut self, wanted: u32) -> u32 {
+    pub fn room_for(&mut self, wanted: u32) -> u32 {
         self.has_room(wanted);
         self.room()
     }
@@ -197,58 +198,58 @@ impl Producer {
 
     /// The next slot to fill; [`Producer::has_room`] must have returned true.
     #[inline]
-    pub(crate) fn slot(&self) -> NonNull<u8> {
+    pub fn slot(&self) -> NonNull<u8> {
         self.layout.slot(self.next)
     }
 
     /// The slots from the next one on, of which as many can be filled as there is room for.
     #[inline]
-    pub(crate) fn slots(&self) -> Slots<'_> {
+    pub fn slots(&self) -> Slots<'_> {
         Slots { layout: self.layout, first: self.next, _ring: PhantomData }
     }
 
     /// Counts the slot as filled; the consumer sees it after [`Producer::publish`].
     #[inline]
-    pub(crate) fn advance(&mut self) {
+    pub fn advance(&mut self) {
         self.advance_by(1);
     }
 
     /// Advances as [`Producer::advance`] does, by several slots.
     #[inline]
-    pub(crate) fn advance_by(&mut self, slots: u32) {
+    pub fn advance_by(&mut self, slots: u32) {
         self.next = self.next.wrapping_add(slots);
     }
 
     /// The index of the next slot, for [`Producer::rewind`] and [`Producer::peek`].
     #[inline]
-    pub(crate) fn position(&self) -> u32 {
+    pub fn position(&self) -> u32 {
         self.next
     }
 
     /// Takes back every slot filled since `position`, none of which was published.
-    pub(crate) fn rewind(&mut self, position: u32) {
+    pub fn rewind(&mut self, position: u32) {
         self.next = position;
     }
 
     /// Shows every filled slot to the consumer.
     #[inline]
-    pub(crate) fn publish(&self) {
+    pub fn publish(&self) {
         self.ring.indices.produced().store(self.next, Ordering::Release);
     }
 
     /// The slot at `index`: to be read if it was filled, and not yet a ring ago.
     #[inline]
-    pub(crate) fn peek(&self, index: u32) -> NonNull<u8> {
+    pub fn peek(&self, index: u32) -> NonNull<u8> {
         self.layout.slot(index)
     }
 
     /// Where the consumer stands. The index may be anything if the application wrote to it.
-    pub(crate) fn consumed(&self) -> u32 {
+    pub fn consumed(&self) -> u32 {
         self.ring.indices.consumed().load(Ordering::Acquire)
     }
 
     /// How many slots can be filled at once.
-    pub(crate) fn limit(&self) -> u32 {
+    pub fn limit(&self) -> u32 {
         self.ring.limit
     }
 }
@@ -264,14 +265,14 @@ pub struct Consumer {
 impl Consumer {
     /// Whether there is a slot to read.
     #[inline]
-    pub(crate) fn has_next(&mut self) -> bool {
+    pub fn has_next(&mut self) -> bool {
         self.refresh(1);
         self.next != self.produced_seen
     }
 
     /// Looks at the producer's index, unless `wanted` slots are known to be there.
     #[inline]
-    pub(crate) fn refresh(&mut self, wanted: u32) {
+    pub fn refresh(&mut self, wanted: u32) {
         if self.produced_seen.wrapping_sub(self.next) < wanted {
             let produced = self.ring.indices.produced().load(Ordering::Acquire);
             // Never believe in more than a ring full: the application could have written to the index.
@@ -283,23 +284,23 @@ impl Consumer {
 
     /// How many slots there are to read, by the last look at the producer.
     #[inline]
-    pub(crate) fn published(&self) -> u32 {
+    pub fn published(&self) -> u32 {
         self.produced_seen.wrapping_sub(self.next)
     }
 
     /// The slots from `position` on: to be read up to the next one, if they were not given back.
-    pub(crate) fn slots_from(&self, position: u32) -> Slots<'_> {
+    pub fn slots_from(&self, position: u32) -> Slots<'_> {
         Slots { layout: self.layout, first: position, _ring: PhantomData }
     }
 
     /// The slots from the next one on, of which the published ones are to be read.
     #[inline]
-    pub(crate) fn slots(&self) -> Slots<'_> {
+    pub fn slots(&self) -> Slots<'_> {
         Slots { layout: self.layout, first: self.next, _ring: PhantomData }
     }
 
     /// How many slots there are to read.
-    pub(crate) fn available(&mut self) -> u32 {
+    pub fn available(&mut self) -> u32 {
         self.refresh(u32::MAX);
         self.produced_seen.wrapping_sub(self.next)
     }
@@ -307,7 +308,7 @@ impl Consumer {
     /// The next slot, and how many slots from it on are to be read and next to each other in memory. Looks at
     /// the producer only if none is known.
     #[inline]
-    pub(crate) fn run(&mut self) -> (NonNull<u8>, u32) {
+    pub fn run(&mut self) -> (NonNull<u8>, u32) {
         self.refresh(1);
         let before_wrap = self.ring.capacity - (self.next & self.layout.mask);
         (self.slot(), self.published().min(before_wrap))
@@ -315,7 +316,7 @@ impl Consumer {
 
     /// Fetches the slot `ahead` of the next one, if it is known to be there.
     #[inline]
-    pub(crate) fn prefetch(&self, ahead: u32) {
+    pub fn prefetch(&self, ahead: u32) {
         if ahead < self.published() {
             prefetch_read(self.layout.slot(self.next.wrapping_add(ahead)).as_ptr());
         }
@@ -323,36 +324,36 @@ impl Consumer {
 
     /// The index of the next slot.
     #[inline]
-    pub(crate) fn position(&self) -> u32 {
+    pub fn position(&self) -> u32 {
         self.next
     }
 
     /// The next slot; [`Consumer::has_next`] must have returned true.
     #[inline]
-    pub(crate) fn slot(&self) -> NonNull<u8> {
+    pub fn slot(&self) -> NonNull<u8> {
         self.layout.slot(self.next)
     }
 
     /// Counts the slot as read; the producer may fill it after [`Consumer::publish`].
     #[inline]
-    pub(crate) fn advance(&mut self) {
+    pub fn advance(&mut self) {
         self.advance_by(1);
     }
 
     /// Advances as [`Consumer::advance`] does, by several slots.
     #[inline]
-    pub(crate) fn advance_by(&mut self, slots: u32) {
+    pub fn advance_by(&mut self, slots: u32) {
         self.next = self.next.wrapping_add(slots);
     }
 
     /// Gives every read slot back to the producer.
     #[inline]
-    pub(crate) fn publish(&self) {
+    pub fn publish(&self) {
         self.ring.indices.consumed().store(self.next, Ordering::Release);
     }
 
     /// Gives back everything that was published, unread.
-    pub(crate) fn discard(&mut self) {
+    pub fn discard(&mut self) {
         while self.has_next() {
             self.next = self.produced_seen;
         }

@@ -21,7 +21,7 @@ macro_rules! port_stats {
         /// The counters of one port. `rx_frames` is always the sum of the dispositions
         /// ([`PortStats::dispositions`]).
         ///
-        /// In C's layout, for another copy of this crate ([`crate::preload::host`]): numbers are only added,
+        /// In C's layout, for another copy of this crate (`host` of softnic-verbs): numbers are only added,
         /// at the end.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[repr(C)]

@@ -41,7 +41,7 @@ pub struct WatchedFrames {
 }
 
 impl WatchedFrames {
-    /// The frames in their order, each with as many of its bytes as [`SoftNic::watch`](crate::SoftNic::watch)
+    /// The frames in their order, each with as many of its bytes as [`OwnedNic::watch`](crate::OwnedNic::watch)
     /// was asked to keep.
     pub fn iter(&self) -> impl Iterator<Item = (&WatchedFrame, &[u8])> {
         let starts = std::iter::once(0).chain(self.ends.iter().copied());

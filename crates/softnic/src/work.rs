@@ -9,14 +9,14 @@ use ibverbs_sys::{ibv_sge, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 use crate::limits::MAX_QPS;
 
 /// Queue numbers take 24 bits.
-pub(crate) const MAX_TAGGED_NUMBER: u32 = 0x00ff_ffff;
+pub const MAX_TAGGED_NUMBER: u32 = 0x00ff_ffff;
 
 /// Queue pairs are numbered from here, away from QP 0 and 1 and from the numbers of work queues.
-pub(crate) const FIRST_QP_NUMBER: u32 = 0x11;
+pub const FIRST_QP_NUMBER: u32 = 0x11;
 
 /// The number of the queue pair in a slot.
 #[inline]
-pub(crate) fn qp_number(slot: u32) -> u32 {
+pub fn qp_number(slot: u32) -> u32 {
     (FIRST_QP_NUMBER + slot) & MAX_TAGGED_NUMBER
 }
 
@@ -93,7 +93,7 @@ const _: () = assert!(size_of::<Cqe>() == 32);
 
 impl Cqe {
     /// The completion that is read outside a poll.
-    pub(crate) const EMPTY: Self = Self {
+    pub const EMPTY: Self = Self {
         wr_id: 0,
         timestamp_ns: 0,
         byte_len: 0,
@@ -139,7 +139,7 @@ impl Cqe {
 
     /// Makes it that of a datagram from the queue pair in slot `from`. It has neither C-VLAN nor flow tag;
     /// who reads them all the same gets the value in their place, as with mlx5.
-    pub(crate) fn set_datagram(&mut self, from: u32, immediate: Option<u32>, solicited: bool) {
+    pub fn set_datagram(&mut self, from: u32, immediate: Option<u32>, solicited: bool) {
         self.flags |= FLAG_DATAGRAM;
         self.cvlan = from as u16;
         if let Some(immediate) = immediate {
@@ -153,30 +153,30 @@ impl Cqe {
 
     /// The number of the queue pair that sent it, 0 if it was none.
     #[inline]
-    pub(crate) fn source(&self) -> u32 {
+    pub fn source(&self) -> u32 {
         if self.flags & FLAG_DATAGRAM == 0 { 0 } else { qp_number(u32::from(self.cvlan)) }
     }
 
     /// Immediate data, in network byte order, 0 if there is none.
     #[inline]
-    pub(crate) fn immediate(&self) -> u32 {
+    pub fn immediate(&self) -> u32 {
         if self.flags & FLAG_IMMEDIATE == 0 { 0 } else { self.flow_tag }
     }
 
     /// Whether it is that of a receive request.
-    pub(crate) fn is_receive(&self) -> bool {
+    pub fn is_receive(&self) -> bool {
         self.flags & FLAG_RECEIVE != 0
     }
 
     /// Whether the sender wants the receiver to be woken.
     #[inline]
-    pub(crate) fn is_solicited(&self) -> bool {
+    pub fn is_solicited(&self) -> bool {
         self.flags & FLAG_SOLICITED != 0
     }
 
     /// The flags as `enum ibv_wc_flags`.
     #[inline]
-    pub(crate) fn wc_flags(&self) -> u32 {
+    pub fn wc_flags(&self) -> u32 {
         let says = |flag: u8, wc: ibv_wc_flags| if self.flags & flag == 0 { 0 } else { wc.0 };
         says(FLAG_CHECKSUM_OK, ibv_wc_flags::IBV_WC_IP_CSUM_OK)
             | says(FLAG_DATAGRAM, ibv_wc_flags::IBV_WC_GRH)
@@ -185,7 +185,7 @@ impl Cqe {
 
     /// Where one word has both: the flow tag of a packet, and otherwise the queue's number.
     #[inline]
-    pub(crate) fn tag_or_number(&self) -> u32 {
+    pub fn tag_or_number(&self) -> u32 {
         let is_packet = self.flags & (FLAG_RECEIVE | FLAG_DATAGRAM) == FLAG_RECEIVE;
         if is_packet && self.status == Status::Success as u8 { self.flow_tag } else { self.queue_number }
     }
@@ -210,7 +210,7 @@ impl Cqe {
 }
 
 /// [`Cqe::EMPTY`] at a fixed address.
-pub(crate) static EMPTY_CQE: Cqe = Cqe::EMPTY;
+pub static EMPTY_CQE: Cqe = Cqe::EMPTY;
 
 /// A key that no region ever has: it represents a key of 0 in a request, because 0 ends a list of elements.
 const INVALID_KEY: u32 = u32::MAX;
@@ -233,107 +233,122 @@ impl Element {
 
     /// The length and the key in one number.
     #[inline]
-    pub(crate) fn shape(&self) -> u64 {
+    pub fn shape(&self) -> u64 {
         u64::from(self.key) << u32::BITS | u64::from(self.bytes)
     }
 
+    /// The element of an application's list. A key of 0, which would end the list, becomes one that no region
+    /// has.
     #[inline]
-    pub(crate) fn of(sge: &ibv_sge) -> Self {
+    #[must_use]
+    pub fn of(sge: &ibv_sge) -> Self {
         let key = if sge.lkey == 0 { INVALID_KEY } else { sge.lkey };
         Self { address: sge.addr, bytes: sge.length, key }
     }
 }
 
 /// Bytes before the elements of a receive request: its id.
-pub(crate) const RECEIVE_HEADER_BYTES: usize = 8;
+pub const RECEIVE_HEADER_BYTES: usize = 8;
 
 /// Bytes of a receive request with up to `max_sge` elements.
-pub(crate) const fn receive_slot_bytes(max_sge: u32) -> usize {
+pub const fn receive_slot_bytes(max_sge: u32) -> usize {
     RECEIVE_HEADER_BYTES + max_sge as usize * size_of::<Element>()
 }
 
 /// The bytes before the elements or the inline bytes of a send request.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SendHeader {
-    pub(crate) wr_id: u64,
-    pub(crate) flags: u16,
+pub struct SendHeader {
+    /// The number that identifies the request.
+    pub wr_id: u64,
+    /// A combination of the `SEND_` flags.
+    pub flags: u16,
     /// Payload bytes of a segment, if [`SEND_SEGMENTS`] is set.
-    pub(crate) segment_bytes: u16,
+    pub segment_bytes: u16,
     /// Bytes that are in the request itself: the frame with [`SEND_INLINE`], its headers with
     /// [`SEND_SEGMENTS`].
-    pub(crate) inline_bytes: u32,
+    pub inline_bytes: u32,
 }
 
 /// A completion is wanted.
-pub(crate) const SEND_SIGNALED: u16 = 1;
+pub const SEND_SIGNALED: u16 = 1;
 /// The frame's bytes are in the request.
-pub(crate) const SEND_INLINE: u16 = 2;
+pub const SEND_INLINE: u16 = 2;
 /// The IPv4 header's and the layer 4 checksum are to be filled in.
-pub(crate) const SEND_CHECKSUM: u16 = 4;
+pub const SEND_CHECKSUM: u16 = 4;
 /// The elements are a TCP stream to be cut; the headers are in the request, behind the room for the elements.
-pub(crate) const SEND_SEGMENTS: u16 = 8;
+pub const SEND_SEGMENTS: u16 = 8;
 
 /// A datagram with immediate data.
-pub(crate) const SEND_IMMEDIATE: u16 = 16;
+pub const SEND_IMMEDIATE: u16 = 16;
 /// A datagram whose receiver is to be woken.
-pub(crate) const SEND_SOLICITED: u16 = 32;
+pub const SEND_SOLICITED: u16 = 32;
 
 /// Where a datagram goes; it is behind the body of its request.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Envelope {
-    pub(crate) route: Route,
-    /// The queue pair's number and its Q_Key.
-    pub(crate) number: u32,
-    pub(crate) key: u32,
+pub struct Envelope {
+    /// The destination.
+    pub route: Route,
+    /// The queue pair's number.
+    pub number: u32,
+    /// Its Q_Key.
+    pub key: u32,
     /// In network byte order, if [`SEND_IMMEDIATE`] is set.
-    pub(crate) immediate: u32,
+    pub immediate: u32,
 }
 
 /// The destination of an address handle. Datagrams go from one port of the device to another, or back to the
 /// same.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Route {
+pub struct Route {
     /// The protection domain that it may be used in.
-    pub(crate) domain: u32,
-    pub(crate) grh_flow: u32,
-    pub(crate) traffic_class: u8,
-    pub(crate) hop_limit: u8,
-    pub(crate) from_port: u8,
-    pub(crate) to_port: u8,
+    pub domain: u32,
+    /// The flow label of the GRH.
+    pub grh_flow: u32,
+    /// The traffic class of the GRH.
+    pub traffic_class: u8,
+    /// The hop limit of the GRH.
+    pub hop_limit: u8,
+    /// The port that it leaves by.
+    pub from_port: u8,
+    /// The port that it arrives at.
+    pub to_port: u8,
 }
 
 /// Bytes before the elements of a send request.
-pub(crate) const SEND_HEADER_BYTES: usize = size_of::<SendHeader>();
+pub const SEND_HEADER_BYTES: usize = size_of::<SendHeader>();
 
 /// The room in each request of a send ring. Both sides of the ring hold the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendShape {
-    pub(crate) max_sge: u32,
-    pub(crate) max_inline: u32,
-    pub(crate) max_tso_header: u32,
+    /// The most elements.
+    pub max_sge: u32,
+    /// The most bytes of a frame in the request itself.
+    pub max_inline: u32,
+    /// The most bytes of headers of a stream that is cut into segments.
+    pub max_tso_header: u32,
     /// The requests are datagrams: each has an [`Envelope`].
-    pub(crate) datagram: bool,
+    pub datagram: bool,
 }
 
 impl SendShape {
     /// Bytes of a request.
-    pub(crate) fn slot_bytes(&self) -> usize {
+    pub fn slot_bytes(&self) -> usize {
         let envelope = if self.datagram { size_of::<Envelope>().next_multiple_of(16) } else { 0 };
         self.envelope_offset() + envelope
     }
 
     /// Where the envelope of a datagram is, counted from the header.
-    pub(crate) fn envelope_offset(&self) -> usize {
+    pub fn envelope_offset(&self) -> usize {
         let body = (self.elements_bytes() + self.max_tso_header as usize).max(self.max_inline as usize);
         SEND_HEADER_BYTES + body.next_multiple_of(16)
     }
 
     /// Where the headers of segments are, counted from the body.
     #[inline]
-    pub(crate) fn elements_bytes(&self) -> usize {
+    pub fn elements_bytes(&self) -> usize {
         self.max_sge as usize * size_of::<Element>()
     }
 }

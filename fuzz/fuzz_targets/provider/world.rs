@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 
 use ibverbs_sys::*;
-use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+use softnic::{Drive, Personality, PortConfig, SoftNicConfig};
+use softnic_verbs::SoftNic;
 use verbs::Provider as _;
 
 use crate::c;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use control::{ControlError, Controller, Device, DeviceSelector, Known, Model};
 use device_model::DeviceModel;
 use packet::MacAddr;
-use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+use softnic::{Drive, Personality, PortConfig, SoftNicConfig};
+use softnic_verbs::SoftNic;
 use wire::{Burst, NullWire, TransmitError, Wire, WireState};
 
 /// A wire whose medium is gone.

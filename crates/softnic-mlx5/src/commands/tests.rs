@@ -14,7 +14,7 @@ use ibverbs_sys::{IBV_WQS_RDY, ibv_qp_type};
 use packet::MacAddr;
 use packet::build::FrameBuilder;
 use rustix::net::{RecvFlags, recv};
-use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+use softnic::{Drive, OwnedNic, Personality, PortConfig, SoftNicConfig};
 use wire::{Burst, RxFrame, TransmitError, Wire};
 
 use super::*;
@@ -152,7 +152,7 @@ impl Answer {
 
 /// A NIC, a context of it and the client's memory.
 struct Rig {
-    nic: SoftNic,
+    nic: OwnedNic,
     context: Context,
     asynchronous: OwnedFd,
     inbox: Arc<Mutex<VecDeque<Vec<u8>>>>,
@@ -164,7 +164,7 @@ impl Rig {
     fn new() -> Self {
         let (inbox, outbox) = (Arc::default(), Arc::default());
         let wire = TestWire { inbox: Arc::clone(&inbox), current: Vec::new(), outbox: Arc::clone(&outbox) };
-        let nic = SoftNic::create(SoftNicConfig {
+        let nic = OwnedNic::create(SoftNicConfig {
             name: "mlx5_0".into(),
             personality: Personality::Mlx5,
             ports: vec![PortConfig { wire: Box::new(wire), mtu_bytes: MTU_BYTES }],

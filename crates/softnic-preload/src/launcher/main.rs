@@ -16,8 +16,8 @@ use std::process::{Command, ExitCode};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use device_model::{BaseModel, DeviceModel};
-use softnic::preload::launch::{self, LaunchError};
-use softnic::preload::{METHOD_MLX5, Settings, variable};
+use softnic::lazy_nic::{METHOD_MLX5, Settings, variable};
+use softnic_verbs::preload::launch::{self, LaunchError};
 
 /// The exit code of a shell for a command that it cannot find, or not run.
 const NOT_FOUND: u8 = 127;
@@ -175,7 +175,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            softnic::preload::print_error(&error);
+            softnic::lazy_nic::print_error(&error);
             ExitCode::from(match &error {
                 Error::Command { source, .. } if source.kind() == std::io::ErrorKind::NotFound => NOT_FOUND,
                 _ => NOT_RUNNABLE,

@@ -20,8 +20,8 @@ use rustix::mount::{
 };
 use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, socket_with};
 use rustix::thread::UnshareFlags;
-use softnic::preload::Settings;
-use softnic::preload::sysfs::{self, Provider};
+use softnic::lazy_nic::Settings;
+use softnic_verbs::preload::sysfs::{self, Provider};
 
 use crate::Error;
 

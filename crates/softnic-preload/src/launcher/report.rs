@@ -3,7 +3,7 @@
 use std::io::Write as _;
 
 use softnic::Personality;
-use softnic::preload::launch;
+use softnic_verbs::preload::launch;
 use wire::SHORT_FORMS;
 
 use crate::{Error, plugin};

@@ -5,8 +5,8 @@ use std::ffi::{c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use softnic::preload::Settings;
-use softnic::preload::sysfs::{self, Provider};
+use softnic::lazy_nic::Settings;
+use softnic_verbs::preload::sysfs::{self, Provider};
 
 use super::libc_next::Next;
 use super::own::{Own, entry};

@@ -12,7 +12,7 @@ fn softnic(arguments: &[&str]) -> Output {
 fn softnic_with(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(LAUNCHER);
     // Not what the caller of the tests may have set.
-    for name in softnic::preload::variable::ALL {
+    for name in softnic::lazy_nic::variable::ALL {
         command.env_remove(name);
     }
     command.args(arguments).envs(variables.iter().copied()).output().expect("the launcher starts")

@@ -1,4 +1,4 @@
-//! What the engine spends its time on, by stage ([`crate::SoftNic::profile`]).
+//! What the engine spends its time on, by stage ([`crate::OwnedNic::profile`]).
 //!
 //! Of the passes one in 33 to 96 is timed, at random, so that no pattern of traffic can keep in step with it:
 //! the clock is read at the border of each stage. The time after a timed pass, to the next one, is idle, as

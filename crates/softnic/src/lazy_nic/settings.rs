@@ -11,7 +11,7 @@ use wire::{GatedWire, MAX_MTU_BYTES, Wire as _, WireConfig, WireError};
 use crate::SoftNicError;
 use crate::faults::{FaultPlan, FaultPlanError};
 use crate::limits::{MAX_NAME_BYTES, MIN_MTU_BYTES};
-use crate::nic::{Drive, SoftNic, SoftNicConfig, is_device_name};
+use crate::nic::{Drive, OwnedNic, SoftNicConfig, is_device_name};
 use crate::personality::{Personality, UnknownPersonality};
 use crate::shared::PortConfig;
 
@@ -34,7 +34,7 @@ pub mod variable {
     pub const METHOD: &str = "SOFTNIC_METHOD";
 
     /// `open`, or `closed`: then the port receives nothing before the program opens its wire
-    /// ([`crate::preload::host`]); `open` without it.
+    /// (`host` of softnic-verbs); `open` without it.
     pub const WIRES: &str = "SOFTNIC_WIRES";
 
     /// Faults to be made on purpose, as [`crate::FaultPlan`] reads them; none without it.
@@ -133,13 +133,12 @@ impl Settings {
         })
     }
 
-    /// The NIC that they describe. For the methods that need the provider, the library was loaded before: to
-    /// register the provider, or for the list of devices.
-    pub(super) fn create(&self, wires_open: &Arc<AtomicBool>) -> Result<SoftNic, SoftNicError> {
+    /// The NIC that they describe.
+    pub(super) fn create(&self, wires_open: &Arc<AtomicBool>) -> Result<OwnedNic, SoftNicError> {
         let wire = self.wire.open().map_err(|source: WireError| SoftNicError::Wire { source })?;
         let wire = Box::new(GatedWire::new(wire, wires_open));
         let mtu_bytes = self.mtu_bytes.unwrap_or_else(|| wire.mtu_bytes().min(MAX_MTU_BYTES));
-        let nic = SoftNic::create_without_provider(SoftNicConfig {
+        let nic = OwnedNic::create(SoftNicConfig {
             name: self.name.clone(),
             personality: self.personality,
             ports: vec![PortConfig { wire, mtu_bytes }],

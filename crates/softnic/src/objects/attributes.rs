@@ -17,7 +17,7 @@ use crate::limits;
 use crate::nic::Nic;
 use crate::personality::WorkQueueRules;
 use crate::port_tables::eui64;
-pub use crate::port_tables::{GIDS, PKEYS};
+pub use crate::port_tables::{DEFAULT_PKEY, GIDS, LINK_LOCAL, PKEYS};
 
 /// The type's bit in a mask of supported types.
 const RAW_PACKET: u32 = 1 << ibv_qp_type::IBV_QPT_RAW_PACKET;

@@ -18,7 +18,6 @@ use ibverbs_sys::{
     ibv_flow_spec_action_drop,
 };
 
-pub(crate) use self::spec::grh_flow;
 use self::spec::{Action, Filter, Spec};
 use crate::errno::{EINVAL, Verb, known_bits};
 use crate::limits::MAX_SPECS;

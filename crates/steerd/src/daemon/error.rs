@@ -62,7 +62,7 @@ pub(crate) enum Error {
     #[error("device.promiscuous: {interface}: {}", chain(source))]
     Promiscuous { interface: String, source: wire::WireError },
     #[error("soft NIC {nic}: {}", chain(source))]
-    SoftNic { nic: String, source: softnic::SoftNicError },
+    SoftNic { nic: String, source: softnic_verbs::ProviderError },
     #[error("softnic.provider = \"mlx5\": {0}")]
     LibMlx5(libmlx5::Error),
     #[error("{}", chain(.0))]

@@ -18,9 +18,9 @@ use std::sync::Arc;
 
 use packet::MacAddr;
 use softnic::PortStats;
-use softnic::preload::host::Preloaded;
-use softnic::preload::launch::{self, LaunchError};
-use softnic::preload::{METHOD_MLX5, WIRES_CLOSED, variable};
+use softnic::lazy_nic::{METHOD_MLX5, WIRES_CLOSED, variable};
+use softnic_verbs::preload::host::Preloaded;
+use softnic_verbs::preload::launch::{self, LaunchError};
 
 use crate::daemon::health::{Part, Progress};
 use crate::message::chain;

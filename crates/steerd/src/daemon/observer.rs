@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use control::{ChangeProgress, ControlError, DropTotals};
-use softnic::{PortStats, SoftNic};
+use softnic::{OwnedNic, PortStats};
 use worker::{ClockRelation, ReceiveKind, ReceiveQueueHealth, Traffic, WorkerControl};
 
 use crate::api::model;
@@ -76,8 +76,8 @@ impl Observer {
         *left.entry(name).or_default() += traffic;
     }
 
-    pub(super) fn soft_nic(&self) -> Option<&SoftNic> {
-        self.opened.soft.as_ref().map(|soft| &soft.nic)
+    pub(super) fn soft_nic(&self) -> Option<&OwnedNic> {
+        self.opened.soft.as_ref().map(|soft| &*soft.nic)
     }
 
     /// The ports' counters; `None` for a device without them.
@@ -133,7 +133,7 @@ impl Observer {
     /// Whether every port of the workers' soft NIC has received its last frame and all frames have been
     /// handed over. Other soft NICs only send.
     pub(crate) fn wires_finished(&self) -> bool {
-        self.soft_nic().is_some_and(SoftNic::wires_finished)
+        self.soft_nic().is_some_and(OwnedNic::wires_finished)
             || self.opened.preloaded.as_ref().is_some_and(PreloadedNic::is_finished)
     }
 

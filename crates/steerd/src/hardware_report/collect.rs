@@ -64,7 +64,7 @@ pub(crate) enum ReportError {
     #[error("the personality of the soft NIC: {0}")]
     Personality(String),
     #[error("the soft NIC cannot be made")]
-    SoftNic(#[source] softnic::SoftNicError),
+    SoftNic(#[source] softnic_verbs::ProviderError),
     #[error("the device refuses")]
     Verbs(#[source] verbs::VerbsError),
     #[error("the peer cannot be used")]

@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use packet::MacAddr;
-use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+use softnic::{Drive, Personality, PortConfig, SoftNicConfig};
+use softnic_verbs::SoftNic;
 use verbs::{Context, DeviceList, DevicePort, PortNumber, SYSFS_CLASSES};
 use wire::{
     AfPacketConfig, Burst, HandOver, LinkConfig, LinkEnd, MergedFrames, Promiscuous, RxFrame, TransmitError,

@@ -21,6 +21,7 @@ const CRATES: &[&str] = &[
     "program",
     "reports",
     "softnic",
+    "softnic_verbs",
     "verbs",
     "wire",
     "worker",

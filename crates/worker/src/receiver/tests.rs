@@ -1,7 +1,8 @@
 //! Every completion that a receive can have, passed to a receiver whose frames the test holds.
 
 use program::{ChangeStage, ClassId, Outcome, RuleId, Verdict, WorkerId};
-use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+use softnic::{Drive, Personality, PortConfig, SoftNicConfig};
+use softnic_verbs::SoftNic;
 use verbs::{Context, DeviceList, FlowTag};
 use wire::NullWire;
 

@@ -3,7 +3,8 @@
 use std::sync::Mutex;
 
 use packet::build::FrameBuilder;
-use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+use softnic::{Drive, Personality, PortConfig, SoftNicConfig};
+use softnic_verbs::SoftNic;
 use verbs::{DeviceList, SENDS_PER_COMPLETION};
 use wire::{Burst, TransmitError, Wire};
 

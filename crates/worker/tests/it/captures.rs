@@ -12,7 +12,8 @@ use control::{Controller, Device, DeviceSelector};
 use packet::build::FrameBuilder;
 use pcap_file::pcapng::{Block, PcapNgReader};
 use program::{CaptureSink, SinkKind};
-use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+use softnic::{Drive, Personality, PortConfig, SoftNicConfig};
+use softnic_verbs::SoftNic;
 use worker::sinks::{self, Environment, Opened, Ports};
 use worker::{SharedStage, SinkDrop, SinkMap, Slot, Worker, WorkerConfig};
 

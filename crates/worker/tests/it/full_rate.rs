@@ -18,7 +18,8 @@ use program::{Outcome, Program, RUNTIME_RULES};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
-use softnic::{Drive, Personality, SoftNic};
+use softnic::{Drive, Personality};
+use softnic_verbs::SoftNic;
 use wire::{Burst, RxFrame, TransmitError, Wire};
 use worker::{
     Deliveries, Idle, SharedStage, Sink, SinkMap, Worker, WorkerConfig, WorkerControl, WorkerHandle,

@@ -12,7 +12,8 @@ use packet::build::FrameBuilder;
 use packet::{FlowKey, MacAddr};
 use policy::{NoFiles, Source};
 use program::{FlowKind, Program};
-use softnic::{Drive, Personality, SoftNic};
+use softnic::{Drive, Personality};
+use softnic_verbs::SoftNic;
 use worker::Worker;
 
 /// Flows of many masks and several priorities, flows that copy, and one for multicast alone.

@@ -9,7 +9,8 @@ use crate::support::{Feed, ScriptWire, compile, small};
 use control::{Controller, Device, DeviceSelector};
 use packet::build::FrameBuilder;
 use program::Program;
-use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+use softnic::{Drive, Personality, PortConfig, SoftNicConfig};
+use softnic_verbs::SoftNic;
 use worker::sinks::{self, Environment, FlowId, Opened};
 use worker::{
     Deliveries, DeviceClock, Idle, Regime, SharedStage, Sink, SinkMap, Slot, Worker, WorkerConfig,

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use crate::support::{compile, nic, small};
 use control::{ChangeStage, ControlError, Controller, Device, DeviceSelector};
 use program::Program;
-use softnic::{Drive, SoftNic};
+use softnic::Drive;
+use softnic_verbs::SoftNic;
 use wire::{FrameSizes, GeneratorConfig, Rate, TrafficConfig, TrafficProtocol, Wire, WireConfig};
 use worker::{CORE_MAX, Deliveries, Disposition, Idle, Sink, Warning, Worker, WorkerControl, WorkerHandle};
 

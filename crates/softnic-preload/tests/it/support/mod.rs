@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// The method's variable, which the launcher sets.
-const METHOD: &str = softnic::preload::variable::METHOD;
+const METHOD: &str = softnic::lazy_nic::variable::METHOD;
 
 /// Whether rdma-core's mlx5 provider is there; if not, a message is printed, and a CI run fails.
 pub fn is_installed(test: &str) -> bool {

@@ -2,7 +2,7 @@
 //! measurements are samples; here they become the time of a whole run by stage, its share, and its part of a
 //! packet.
 
-use softnic::{EngineProfile, EngineStage, SoftNic};
+use softnic::{EngineProfile, EngineStage, OwnedNic};
 use worker::{WorkerProfile, WorkerSnapshot};
 
 use crate::state::{StageTime, ThreadProfile};
@@ -11,8 +11,8 @@ use crate::state::{StageTime, ThreadProfile};
 const IDLE: &str = "idle";
 
 /// `None` without `--stage-times`.
-pub(super) fn of(nic: Option<&SoftNic>, workers: &[WorkerSnapshot]) -> Option<Vec<ThreadProfile>> {
-    let engines = nic.map(SoftNic::profiles).unwrap_or_default();
+pub(super) fn of(nic: Option<&OwnedNic>, workers: &[WorkerSnapshot]) -> Option<Vec<ThreadProfile>> {
+    let engines = nic.map(OwnedNic::profiles).unwrap_or_default();
     let is_one = engines.len() == 1;
     let engines = (1..).zip(&engines).map(|(number, profile)| {
         engine(if is_one { "engine".to_owned() } else { format!("engine {number}") }, profile)

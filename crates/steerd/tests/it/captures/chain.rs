@@ -8,7 +8,8 @@ use control::{Controller, Device, DeviceSelector};
 use device_model::DeviceModel;
 use policy::Source;
 use program::{Program, WorkerId};
-use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
+use softnic::{Drive, Personality, PortConfig, PortStats, SoftNicConfig};
+use softnic_verbs::SoftNic;
 use wire::{PcapConfig, PcapMode, WireConfig};
 use worker::{Worker, WorkerSnapshot};
 

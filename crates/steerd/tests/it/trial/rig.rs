@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex};
 use control::{Controller, Device, DeviceSelector};
 use packet::MacAddr;
 use program::{Program, WorkerId};
-use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
+use softnic::{Drive, Personality, PortConfig, PortStats, SoftNicConfig};
+use softnic_verbs::SoftNic;
 use wire::{Burst, RxFrame, TransmitError, Wire, WireState};
 use worker::Worker;
 

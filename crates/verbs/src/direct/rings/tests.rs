@@ -4,7 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use proptest::prelude::*;
-use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+use softnic::{Drive, Personality, PortConfig, SoftNicConfig};
+use softnic_verbs::SoftNic;
 use wire::NullWire;
 
 use super::super::simulated::{MissingBarriers, SharedLog, SimulatedMemory, SimulatedRing};

@@ -15,7 +15,8 @@ use hugemem::PageKind;
 use packet::MacAddr;
 use policy::{NoFiles, Source};
 use program::{Program, WorkerId};
-use softnic::{Drive, Personality, PortConfig, PortStats, SoftNic, SoftNicConfig};
+use softnic::{Drive, Personality, PortConfig, PortStats, SoftNicConfig};
+use softnic_verbs::SoftNic;
 use verbs::{CounterValues, HashConfig};
 use wire::{Burst, MAX_FRAME_BYTES, RxFrame, SOFT_MAC, TransmitError, Wire, WireState};
 use worker::{

@@ -1,6 +1,6 @@
 //! Frames that clients send: by a port of a soft NIC that is driven by hand, and the share of each client.
 
-use softnic::SoftNic;
+use softnic_verbs::SoftNic;
 use verbs::Domain;
 
 use super::*;
