@@ -9,7 +9,7 @@ set -euo pipefail
 checkout=${1:?say where rdma-core is: make releases RDMA_CORE=path}
 shift
 [ $# -gt 0 ] || set -- v44.0 v50.0 v56.0 v57.0 v59.0 v62.0 v64.0
-# softnic/src/abi.rs: NEWEST_RELEASE
+# softnic-verbs/src/abi.rs: NEWEST_RELEASE
 newest=65
 cargo=${CARGO:-cargo}
 top=$(cd "$(dirname "$0")/../.." && pwd)
@@ -92,7 +92,7 @@ for release in "$@"; do
   plugin=$(through "$folder" plugin softnic0) || missed=1
   preload=$(through "$folder" preload softnic0) || missed=1
   # shellcheck disable=SC2086 # a list of options
-  path=$(passed softnic --test it -- $modules) || missed=1
+  path=$(passed softnic-verbs --test it -- $modules) || missed=1
   provider=$(mlx5 "$folder") || missed=1
   printf '%-10s %-24s %-8s %-8s %-10s %s\n' "$release" "$library" "$plugin" "$preload" "$path" "$provider"
 done

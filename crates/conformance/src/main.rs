@@ -12,7 +12,7 @@ use conformance::link::LinkPeer;
 use conformance::soft::SoftDevice;
 use conformance::{Bench, Peer, Report, libmlx5, markdown, model, origin, run};
 use softnic::Personality;
-use verbs::{DeviceList, DevicePort, PortNumber, SYSFS_CLASSES};
+use verbs::{DeviceList, DevicePort, PortNumber, SYSFS_CLASSES, SYSFS_DEVICES};
 
 /// Tests every field and enum value of the four verbs and prints the results.
 #[derive(Debug, Parser)]
@@ -99,7 +99,7 @@ fn on_device(name: &str, arguments: &Arguments) -> Result<Report, Failed> {
     let peer = arguments.link.as_deref().map(LinkPeer::meet).transpose()?;
     let peer = peer.as_ref().map(|peer| peer as &dyn Peer);
     let bench = Bench::new(&context, named.port, peer)?;
-    let kind = arguments.personality.or_else(|| origin::kind(Path::new(origin::SYSFS), name));
+    let kind = arguments.personality.or_else(|| origin::kind(Path::new(SYSFS_DEVICES), name));
     Ok(run(&bench, kind, |_| true))
 }
 

@@ -7,13 +7,11 @@ use device_model::{DeviceModel, Origin};
 use softnic::Personality;
 use verbs::{Context, RawPacketCaps};
 
-/// Where the kernel shows RDMA devices (Documentation/ABI/stable/sysfs-class-infiniband).
-pub const SYSFS: &str = "/sys/class/infiniband";
 /// Seconds of a day.
 const DAY: u64 = 86_400;
 
 /// The kernel driver of a device of that name; `None` for one that the kernel does not know. `sysfs`:
-/// [`SYSFS`], or the tree of a test.
+/// [`verbs::SYSFS_DEVICES`], or the tree of a test.
 pub fn driver(sysfs: &Path, device: &str) -> Option<String> {
     let link = std::fs::read_link(sysfs.join(device).join("device/driver")).ok()?;
     Some(link.file_name()?.to_string_lossy().into_owned())

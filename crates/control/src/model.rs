@@ -10,10 +10,7 @@ use std::fmt;
 use std::path::Path;
 
 use device_model::DeviceModel;
-use verbs::Provider;
-
-/// Where the kernel shows RDMA devices (Documentation/ABI/stable/sysfs-class-infiniband).
-const SYSFS: &str = "/sys/class/infiniband";
+use verbs::{Provider, SYSFS_DEVICES};
 
 /// A device's model, and how it is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +66,7 @@ impl Model {
         let provided = provider.and_then(Provider::model).and_then(DeviceModel::by_name);
         match provided {
             Some(profile) => Self::imitated(profile),
-            None => Self::by_driver(Path::new(SYSFS), device),
+            None => Self::by_driver(Path::new(SYSFS_DEVICES), device),
         }
     }
 
@@ -101,7 +98,7 @@ impl Model {
 /// The kernel driver of an RDMA device, whatever its model; `None`: it has none.
 #[must_use]
 pub fn kernel_driver(device: &str) -> Option<String> {
-    driver_in(Path::new(SYSFS), device)
+    driver_in(Path::new(SYSFS_DEVICES), device)
 }
 
 fn driver_in(sysfs: &Path, device: &str) -> Option<String> {

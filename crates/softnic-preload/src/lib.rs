@@ -23,7 +23,7 @@ use std::sync::OnceLock;
 
 use softnic::lazy_nic::{LazyNic, METHOD_MLX5, Settings, print_error, variable};
 use softnic_verbs::preload;
-use softnic_verbs::preload::host::Status;
+use softnic_verbs::preload::host::DeviceStatus;
 
 static NIC: OnceLock<Option<&'static LazyNic>> = OnceLock::new();
 
@@ -98,10 +98,10 @@ pub extern "C" fn softnic_set_wires(open: c_int) {
 /// # Safety
 /// `into` points to room for `bytes` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn softnic_read_status(into: *mut Status, bytes: usize) {
-    let status = std::panic::catch_unwind(|| nic().map(Status::of));
+pub unsafe extern "C" fn softnic_read_status(into: *mut DeviceStatus, bytes: usize) {
+    let status = std::panic::catch_unwind(|| nic().map(DeviceStatus::of));
     let status = status.ok().flatten().unwrap_or_default();
-    let bytes = bytes.min(size_of::<Status>());
+    let bytes = bytes.min(size_of::<DeviceStatus>());
     // SAFETY: so much room, by the contract of this function; the status is plain numbers without padding.
     unsafe { into.cast::<u8>().copy_from_nonoverlapping((&raw const status).cast(), bytes) };
 }

@@ -1,7 +1,7 @@
 //! How many packets a second the engine delivers, flat out from the in-memory generator to one consumer that
 //! polls, counts and posts again: engine on core 0, consumer on core 1, and both on one core by turns.
 //!
-//! `cargo run --release -p softnic --example flat_out [SECONDS] [FRAMES] [one|two|both]`
+//! `cargo run --release -p softnic-verbs --example flat_out [SECONDS] [FRAMES] [one|two|both]`
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! What can go wrong while a soft NIC is put below libibverbs. Everything after that is an `errno`, as for any
-//! device.
+//! What can go wrong while a soft NIC is put below libibverbs. Everything after that is an `errno`, as for
+//! any device.
 
 use softnic::SoftNicError;
 

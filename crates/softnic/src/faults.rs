@@ -1,8 +1,8 @@
 //! Faults of the device, made on purpose: a work queue, a link or the whole device fails, as hardware may
 //! fail at any time, so that programs can be tested with it.
 //!
-//! A fault is made at once ([`OwnedNic::fail_work_queue`], [`OwnedNic::set_link`], [`OwnedNic::fail_device`]),
-//! or by a [`FaultPlan`] after so many received frames. The plan is carried out by the engines between two
+//! A fault is made at once ([`OwnedNic::fail_work_queue`], [`OwnedNic::set_link`],
+//! [`OwnedNic::fail_device`]), or by a [`FaultPlan`] after so many received frames. The plan is carried out by the engines between two
 //! passes.
 
 use std::fmt;
@@ -178,6 +178,7 @@ impl PendingFaults {
 impl NicShared {
     /// # Errors
     /// EIO once the device has failed.
+    #[inline]
     pub fn check_alive(&self) -> Verb<()> {
         if self.is_lost.load(Ordering::Relaxed) { Err(EIO) } else { Ok(()) }
     }

@@ -9,7 +9,7 @@ use std::any::Any;
 use std::ptr::NonNull;
 
 use crate::limits::MAX_SGE;
-use crate::ring::{Consumer, Producer};
+use crate::ring::{RingConsumer, RingProducer};
 pub use crate::work::{Cqe, Element, Status, WorkOpcode};
 use crate::work::{RECEIVE_HEADER_BYTES, receive_slot_bytes};
 
@@ -20,7 +20,7 @@ const REQUESTS_PER_LINE: usize = 2;
 pub(crate) enum Posted<R: ?Sized> {
     /// The queue pair does not have this side.
     None,
-    Own(Consumer),
+    Own(RingConsumer),
     Foreign(Box<R>),
 }
 
@@ -240,7 +240,7 @@ impl Requests {
 }
 
 /// Takes the next request out of a ring of this crate's, whatever it is; returns its id.
-fn take_own(consumer: &mut Consumer) -> Option<u64> {
+fn take_own(consumer: &mut RingConsumer) -> Option<u64> {
     if !consumer.has_next() {
         return None;
     }
@@ -270,7 +270,7 @@ impl Sends {
 
 /// The engine's end of a completion queue.
 pub(crate) enum Completions {
-    Own(Producer),
+    Own(RingProducer),
     Foreign(Box<dyn CompletionFormat>),
 }
 

@@ -1,13 +1,13 @@
 //! A software NIC: state, memory, rings, engine and statistics.
 //!
-//! Frames come from a [`wire::Wire`], pass the flow table and RSS, and are copied into posted receive buffers.
-//! `steerd` uses it where there is no RDMA NIC, and every test uses it.
+//! Frames come from a [`wire::Wire`], pass the flow table and RSS, and are copied into posted receive
+//! buffers. `steerd` uses it where there is no RDMA NIC, and every test uses it.
 //!
 //! Programs reach the NIC by a front end, in a crate of its own: `softnic-verbs` is a provider below the
 //! unmodified libibverbs, `softnic-mlx5` the kernel and the queues of a ConnectX below rdma-core's mlx5
-//! provider. A front end makes and removes [`objects`], checks attributes by the rules of the [`personality`],
-//! and brings queues by the traits of [`formats`], or uses this crate's own: a [`ring`] of requests or
-//! completions as in [`work`].
+//! provider. A front end makes and removes [`objects`], checks attributes by the rules of the
+//! [`personality`], and brings queues by the traits of [`formats`], or uses this crate's own: a [`ring`] of
+//! requests or completions as in [`work`].
 //!
 //! It never talks to a kernel RDMA driver.
 

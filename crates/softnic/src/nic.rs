@@ -76,7 +76,8 @@ pub struct SoftNicConfig {
     pub drive: Drive,
 }
 
-/// A software NIC as its owner has it. Dropping it stops the engines; open contexts stay valid and see no more traffic.
+/// A software NIC as its owner has it. Dropping it stops the engines; open contexts stay valid and see no
+/// more traffic.
 pub struct OwnedNic {
     nic: Arc<Nic>,
     drive: Drive,
@@ -95,6 +96,7 @@ pub struct Nic {
 impl Deref for Nic {
     type Target = NicShared;
 
+    #[inline]
     fn deref(&self) -> &NicShared {
         &self.shared
     }
@@ -388,8 +390,8 @@ impl OwnedNic {
         }
     }
 
-    /// Like [`OwnedNic::stop`], and waits at most for `patience`. `false`: a thread is still running. It keeps
-    /// what it uses alive, so that nothing is freed under it.
+    /// Like [`OwnedNic::stop`], and waits at most for `patience`. `false`: a thread is still running. It
+    /// keeps what it uses alive, so that nothing is freed under it.
     pub fn stop_within(&self, patience: Duration) -> bool {
         self.nic.stopping.store(true, Ordering::Relaxed);
         self.nic.wakeups.iter().for_each(Wakeup::wake);

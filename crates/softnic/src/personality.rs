@@ -266,14 +266,14 @@ pub struct ClockRules {
 }
 
 /// Bits that an op accepts, and the errno for others.
-pub struct Known {
+pub struct KnownBits {
     /// The bits.
     pub bits: u32,
     /// The errno.
     pub refusal: VerbErrno,
 }
 
-impl Known {
+impl KnownBits {
     /// Refuses other bits.
     ///
     /// # Errors
@@ -286,11 +286,11 @@ impl Known {
 /// Completion queues.
 pub struct CompletionRules {
     /// `ibv_cq_init_attr_ex.comp_mask`.
-    pub attributes: Known,
+    pub attributes: KnownBits,
     /// `ibv_cq_init_attr_ex.flags`.
-    pub flags: Known,
+    pub flags: KnownBits,
     /// `ibv_cq_init_attr_ex.wc_flags`.
-    pub fields: Known,
+    pub fields: KnownBits,
     /// Two sets of `wc_flags` that cannot be had together.
     pub exclusive_fields: Option<(u32, u32)>,
     /// The most entries a queue can have.
@@ -344,11 +344,11 @@ pub struct Resources {
 /// Queue pairs with rings of their own.
 pub struct QueuePairRules {
     /// `ibv_qp_init_attr_ex.comp_mask`.
-    pub attributes: Known,
+    pub attributes: KnownBits,
     /// `create_flags` of a raw packet queue pair.
-    pub create_flags: Known,
+    pub create_flags: KnownBits,
     /// `create_flags` of a datagram queue pair.
-    pub datagram_flags: Known,
+    pub datagram_flags: KnownBits,
     /// `send_ops_flags` of a raw packet queue pair.
     pub send_operations: u64,
     /// `send_ops_flags` of a datagram queue pair.
@@ -364,9 +364,9 @@ pub struct QueuePairRules {
 /// Work queues.
 pub struct WorkQueueRules {
     /// `ibv_wq_init_attr.create_flags`.
-    pub create_flags: Known,
+    pub create_flags: KnownBits,
     /// `ibv_wq_attr.flags_mask`.
-    pub modify_flags: Known,
+    pub modify_flags: KnownBits,
     /// Whether DELAY_DROP is EPERM for a caller without CAP_SYS_RAWIO, whatever the device can do.
     pub delay_drop_needs_raw_io: bool,
     /// Whether a queue can go from RESET to ERR.
@@ -458,7 +458,7 @@ pub(crate) struct FlowRules {
     pub(crate) max_priority: u16,
     pub(crate) priority_refusal: VerbErrno,
     /// `ibv_flow_attr.flags`.
-    pub(crate) flags: Known,
+    pub(crate) flags: KnownBits,
     /// The answers to an unknown type and to an unknown action.
     pub(crate) type_refusal: VerbErrno,
     pub(crate) action_refusal: VerbErrno,
@@ -493,7 +493,7 @@ impl FlowRules {
         Self {
             max_priority: u16::try_from(model.priorities.saturating_sub(1)).unwrap_or(u16::MAX),
             priority_refusal: model.errno(device_model::Limit::Priorities).into(),
-            flags: Known {
+            flags: KnownBits {
                 bits: IBV_FLOW_ATTR_FLAGS_DONT_TRAP | egress,
                 refusal: emulation.unknown_flag.into(),
             },

@@ -47,7 +47,7 @@ pub struct Ring {
 }
 
 // SAFETY: the memory is owned by the ring until it is dropped; slots are handed from side to side by the
-// indices' release and acquire, and `Producer` and `Consumer` see to it that each side exists once.
+// indices' release and acquire, and `RingProducer` and `RingConsumer` see to it that each side exists once.
 unsafe impl Send for Ring {}
 // SAFETY: as above.
 unsafe impl Sync for Ring {}
@@ -80,7 +80,11 @@ impl Ring {
     ///
     /// # Errors
     /// EINVAL beyond [`MAX_SLOTS`], ENOMEM if there is no memory, and the refusal of `memory`.
-    pub fn make(entries: u32, slot_bytes: usize, memory: RingMemory<'_>) -> Verb<(Producer, Consumer)> {
+    pub fn make(
+        entries: u32,
+        slot_bytes: usize,
+        memory: RingMemory<'_>,
+    ) -> Verb<(RingProducer, RingConsumer)> {
         let (bytes, capacity) = Self::shape(entries, slot_bytes).ok_or(EINVAL)?;
         let slots = memory.allocate(bytes, memory.resource)?;
         let doorbell = memory.allocate(DOORBELL_BYTES, memory.doorbell)?;
@@ -102,13 +106,13 @@ impl Ring {
         slot_bytes: usize,
         capacity: u32,
         limit: u32,
-    ) -> (Producer, Consumer) {
+    ) -> (RingProducer, RingConsumer) {
         assert!(capacity.is_power_of_two() && slots.bytes() >= capacity as usize * slot_bytes);
         assert!(limit <= capacity);
         let layout = Layout { address: slots.address(), slot_bytes, mask: capacity - 1 };
         let ring = Arc::new(Self { _slots: slots, indices: Indices::new(doorbell), capacity, limit });
-        let producer = Producer { ring: Arc::clone(&ring), layout, next: 0, consumed_seen: 0 };
-        (producer, Consumer { ring, layout, next: 0, produced_seen: 0 })
+        let producer = RingProducer { ring: Arc::clone(&ring), layout, next: 0, consumed_seen: 0 };
+        (producer, RingConsumer { ring, layout, next: 0, produced_seen: 0 })
     }
 }
 
@@ -165,14 +169,14 @@ impl Slots<'_> {
 }
 
 /// The end that fills slots.
-pub struct Producer {
+pub struct RingProducer {
     ring: Arc<Ring>,
     layout: Layout,
     next: u32,
     consumed_seen: u32,
 }
 
-impl Producer {
+impl RingProducer {
     /// Whether `wanted` slots can be filled.
     #[inline]
     pub fn has_room(&mut self, wanted: u32) -> bool {
@@ -196,7 +200,7 @@ impl Producer {
         self.ring.limit.saturating_sub(self.next.wrapping_sub(self.consumed_seen))
     }
 
-    /// The next slot to fill; [`Producer::has_room`] must have returned true.
+    /// The next slot to fill; [`RingProducer::has_room`] must have returned true.
     #[inline]
     pub fn slot(&self) -> NonNull<u8> {
         self.layout.slot(self.next)
@@ -208,19 +212,19 @@ impl Producer {
         Slots { layout: self.layout, first: self.next, _ring: PhantomData }
     }
 
-    /// Counts the slot as filled; the consumer sees it after [`Producer::publish`].
+    /// Counts the slot as filled; the consumer sees it after [`RingProducer::publish`].
     #[inline]
     pub fn advance(&mut self) {
         self.advance_by(1);
     }
 
-    /// Advances as [`Producer::advance`] does, by several slots.
+    /// Advances as [`RingProducer::advance`] does, by several slots.
     #[inline]
     pub fn advance_by(&mut self, slots: u32) {
         self.next = self.next.wrapping_add(slots);
     }
 
-    /// The index of the next slot, for [`Producer::rewind`] and [`Producer::peek`].
+    /// The index of the next slot, for [`RingProducer::rewind`] and [`RingProducer::peek`].
     #[inline]
     pub fn position(&self) -> u32 {
         self.next
@@ -255,14 +259,14 @@ impl Producer {
 }
 
 /// The end that empties slots.
-pub struct Consumer {
+pub struct RingConsumer {
     ring: Arc<Ring>,
     layout: Layout,
     next: u32,
     produced_seen: u32,
 }
 
-impl Consumer {
+impl RingConsumer {
     /// Whether there is a slot to read.
     #[inline]
     pub fn has_next(&mut self) -> bool {
@@ -328,19 +332,19 @@ impl Consumer {
         self.next
     }
 
-    /// The next slot; [`Consumer::has_next`] must have returned true.
+    /// The next slot; [`RingConsumer::has_next`] must have returned true.
     #[inline]
     pub fn slot(&self) -> NonNull<u8> {
         self.layout.slot(self.next)
     }
 
-    /// Counts the slot as read; the producer may fill it after [`Consumer::publish`].
+    /// Counts the slot as read; the producer may fill it after [`RingConsumer::publish`].
     #[inline]
     pub fn advance(&mut self) {
         self.advance_by(1);
     }
 
-    /// Advances as [`Consumer::advance`] does, by several slots.
+    /// Advances as [`RingConsumer::advance`] does, by several slots.
     #[inline]
     pub fn advance_by(&mut self, slots: u32) {
         self.next = self.next.wrapping_add(slots);

@@ -41,8 +41,8 @@ pub struct WatchedFrames {
 }
 
 impl WatchedFrames {
-    /// The frames in their order, each with as many of its bytes as [`OwnedNic::watch`](crate::OwnedNic::watch)
-    /// was asked to keep.
+    /// The frames in their order, each with as many of its bytes as
+    /// [`OwnedNic::watch`](crate::OwnedNic::watch) was asked to keep.
     pub fn iter(&self) -> impl Iterator<Item = (&WatchedFrame, &[u8])> {
         let starts = std::iter::once(0).chain(self.ends.iter().copied());
         let bytes =

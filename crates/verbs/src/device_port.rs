@@ -16,6 +16,8 @@ use crate::{PortNumber, rdma_netlink};
 /// The kernel's device classes (Documentation/ABI/stable/sysfs-class-infiniband,
 /// Documentation/ABI/testing/sysfs-class-net).
 pub const SYSFS_CLASSES: &str = "/sys/class";
+/// The folder in which the kernel lists the RDMA devices (Documentation/ABI/stable/sysfs-class-infiniband).
+pub const SYSFS_DEVICES: &str = "/sys/class/infiniband";
 
 /// A port of a device of libibverbs' list.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -104,7 +104,7 @@ pub use context::{Clock, Context};
 pub use counter_point::CounterPoint;
 pub use counters::{CounterValues, Counters, ReadFlags};
 pub use device::{DeviceList, Guid, ListedDevice};
-pub use device_port::{DevicePort, SYSFS_CLASSES};
+pub use device_port::{DevicePort, SYSFS_CLASSES, SYSFS_DEVICES};
 pub use direct::{DirectProvider, DirectReceive, DirectRefusal};
 pub use domain::{Domain, ParentDomain, ProtectionDomain, ThreadDomain};
 pub use errno::VerbsErrno;

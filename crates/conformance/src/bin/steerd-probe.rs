@@ -20,7 +20,7 @@ use conformance::{Bench, Peer, Report, Verdict, cases, model, origin, probe, rea
 use device_model::{DeviceModel, Origin};
 use serde::Serialize;
 use softnic::Personality;
-use verbs::{Context, DeviceList, DevicePort, PortNumber, SYSFS_CLASSES};
+use verbs::{Context, DeviceList, DevicePort, PortNumber, SYSFS_CLASSES, SYSFS_DEVICES};
 
 /// The exit code of `steerd` for a device that is missing or cannot be used.
 const NO_DEVICE: u8 = 4;
@@ -310,7 +310,7 @@ fn on_bench<T>(
         }
     };
     let bench = Bench::new(&context, device.port, Some(&*peer))?;
-    act(&bench, origin::kind(Path::new(origin::SYSFS), &device.device))
+    act(&bench, origin::kind(Path::new(SYSFS_DEVICES), &device.device))
 }
 
 /// Runs every case and shows the progress.
@@ -346,7 +346,7 @@ impl RealDevice {
         let listed = list
             .find(name)
             .ok_or_else(|| format!("no device {name} (hint: `steerd devices` lists what there is)"))?;
-        let driver = origin::driver(Path::new(origin::SYSFS), name).unwrap_or_default();
+        let driver = origin::driver(Path::new(SYSFS_DEVICES), name).unwrap_or_default();
         let fallback = DeviceModel::by_driver(&driver).unwrap_or_else(DeviceModel::conservative);
         if !fallback.can_steer() {
             // An RSS queue pair of such a device may take the packets of the whole port.

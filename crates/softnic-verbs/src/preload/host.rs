@@ -23,7 +23,7 @@ pub const READ_STATUS: &CStr = c"softnic_read_status";
 /// How the device of the preloaded library is.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Status {
+pub struct DeviceStatus {
     /// Passes that the engine has made; also without traffic it makes about fifty each second.
     pub passes: u64,
     /// Not 0: every wire has come to its end, and everything received was handled.
@@ -36,7 +36,7 @@ pub struct Status {
     pub port: PortStats,
 }
 
-impl Status {
+impl DeviceStatus {
     /// How a device is; zeros before it was opened. Does not wait for a thread that opens it.
     #[must_use]
     pub fn of(device: &LazyNic) -> Self {
@@ -64,7 +64,7 @@ impl Status {
 }
 
 type SetWires = extern "C" fn(open: c_int);
-type ReadStatus = unsafe extern "C" fn(into: *mut Status, bytes: usize);
+type ReadStatus = unsafe extern "C" fn(into: *mut DeviceStatus, bytes: usize);
 
 /// The preloaded library of this process.
 #[derive(Clone, Copy, Debug)]
@@ -93,10 +93,10 @@ impl Preloaded {
 
     /// How the device is; zeros before it was opened.
     #[must_use]
-    pub fn status(&self) -> Status {
-        let mut status = Status::default();
+    pub fn status(&self) -> DeviceStatus {
+        let mut status = DeviceStatus::default();
         // SAFETY: room for so many bytes.
-        unsafe { (self.read_status)(&raw mut status, size_of::<Status>()) };
+        unsafe { (self.read_status)(&raw mut status, size_of::<DeviceStatus>()) };
         status
     }
 }
@@ -125,8 +125,11 @@ mod tests {
     #[test]
     fn an_address_is_a_number_and_back() {
         let mac = MacAddr([0x02, 0, 0, 0x5e, 0, 1]);
-        assert_eq!(Status { mac: Status::number_of(mac), ..Status::default() }.mac(), Some(mac));
-        assert_eq!(Status::default().mac(), None);
+        assert_eq!(
+            DeviceStatus { mac: DeviceStatus::number_of(mac), ..DeviceStatus::default() }.mac(),
+            Some(mac)
+        );
+        assert_eq!(DeviceStatus::default().mac(), None);
     }
 
     #[test]
@@ -139,21 +142,25 @@ mod tests {
     fn a_closed_wire_receives_once_the_program_opens_it() {
         let wire = "{ kind = \"generator\", total = 3, flows = [{}] }";
         let nic = lazy(&[(variable::NAME, "shut"), (variable::WIRE, wire), (variable::WIRES, "closed")]);
-        assert_eq!(Status::of(&nic), Status::default(), "nothing is there before the device is opened");
+        assert_eq!(
+            DeviceStatus::of(&nic),
+            DeviceStatus::default(),
+            "nothing is there before the device is opened"
+        );
         assert!(nic.nic().is_some());
-        assert_eq!(Status::of(&nic).mac(), Some(nic.station()));
+        assert_eq!(DeviceStatus::of(&nic).mac(), Some(nic.station()));
         let until = Instant::now() + Duration::from_secs(10);
-        while Status::of(&nic).passes < 3 {
+        while DeviceStatus::of(&nic).passes < 3 {
             assert!(Instant::now() < until, "the engine makes no pass");
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert_eq!((Status::of(&nic).finished, Status::of(&nic).port.rx_frames), (0, 0));
+        assert_eq!((DeviceStatus::of(&nic).finished, DeviceStatus::of(&nic).port.rx_frames), (0, 0));
         nic.set_wires(true);
-        while Status::of(&nic).finished == 0 {
+        while DeviceStatus::of(&nic).finished == 0 {
             assert!(Instant::now() < until, "the wire does not come to its end");
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert_eq!((Status::of(&nic).died, Status::of(&nic).port.rx_frames), (0, 3));
+        assert_eq!((DeviceStatus::of(&nic).died, DeviceStatus::of(&nic).port.rx_frames), (0, 3));
     }
 
     #[test]
@@ -168,7 +175,7 @@ mod tests {
                 assert!(nic.nic().is_some());
                 opened.store(true, Ordering::Release);
             });
-            while Status::of(&nic).passes == 0 {
+            while DeviceStatus::of(&nic).passes == 0 {
                 assert!(!opened.load(Ordering::Acquire), "it waited for the peer, or there is no engine");
                 std::thread::sleep(Duration::from_millis(1));
             }

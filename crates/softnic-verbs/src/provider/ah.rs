@@ -7,12 +7,12 @@
 use std::ffi::c_int;
 use std::ptr::NonNull;
 
-use ibverbs_sys::{ibv_ah, ibv_ah_attr, ibv_global_route, ibv_pd, ibv_send_wr};
-use packet::cube::FLOW_LABEL;
+use ibverbs_sys::{ibv_ah, ibv_ah_attr, ibv_pd, ibv_send_wr};
 use softnic::Nic;
 use softnic::errno::{EINVAL, ENETUNREACH, ENODATA, EOPNOTSUPP, Verb};
 use softnic::objects::attributes::{self, GIDS};
 use softnic::objects::domains::{release_domain, use_domain};
+use softnic::objects::flows::grh_flow;
 use softnic::work::{Envelope, MAX_TAGGED_NUMBER, Route, SEND_IMMEDIATE};
 
 use super::Object;
@@ -75,12 +75,6 @@ fn route(nic: &Nic, domain: u32, attr: &ibv_ah_attr) -> Verb<Route> {
         from_port: attr.port_num,
         to_port,
     })
-}
-
-/// The flow label for the GRH of datagrams. Higher bits of the attribute are ignored, as by mlx5
-/// (`IB_GRH_FLOWLABEL_MASK`).
-fn grh_flow(grh: &ibv_global_route) -> u32 {
-    grh.flow_label & ((1 << FLOW_LABEL.bits()) - 1)
 }
 
 pub(crate) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {

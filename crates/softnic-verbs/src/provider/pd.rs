@@ -11,7 +11,7 @@ use softnic::errno::{EINVAL, EOPNOTSUPP, Verb, VerbErrno, known_bits};
 use softnic::objects::domains::{self, release_domain, use_domain};
 use softnic::personality::Resources;
 use softnic::ring::Allocator;
-use softnic::ring::{Consumer, Producer, Ring, RingMemory};
+use softnic::ring::{Ring, RingConsumer, RingMemory, RingProducer};
 
 use super::Object;
 use super::answer::{answer_handle, answer_status};
@@ -80,7 +80,7 @@ pub(crate) fn make_ring(
     slot_bytes: usize,
     resource: u64,
     refusal: VerbErrno,
-) -> Verb<(Producer, Consumer)> {
+) -> Verb<(RingProducer, RingConsumer)> {
     let allocator = domain.and_then(|pd| pd.parent.as_ref()).and_then(|parent| parent.allocator.as_ref());
     let memory = RingMemory { allocator, resource, doorbell: resources.doorbell, refusal };
     Ring::make(entries, slot_bytes, memory)

@@ -16,7 +16,7 @@ use softnic::errno::{EINVAL, ENOMEM, EOPNOTSUPP, Verb, VerbErrno, known_bits};
 use softnic::limits::MAX_TSO_SEGMENTS;
 use softnic::objects::queue_pairs::SendBell;
 use softnic::paths;
-use softnic::ring::Producer;
+use softnic::ring::RingProducer;
 use softnic::work::{
     Element, SEND_CHECKSUM, SEND_HEADER_BYTES, SEND_INLINE, SEND_SEGMENTS, SEND_SIGNALED, SEND_SOLICITED,
     SendHeader, SendShape,
@@ -42,7 +42,7 @@ const ROOM_WANTED: u32 = 64;
 
 /// The application's end of a send ring.
 pub(crate) struct SendPoster {
-    pub(crate) producer: Producer,
+    pub(crate) producer: RingProducer,
     pub(crate) shape: SendShape,
     /// Bytes of a stream that one request can have segmented.
     pub(crate) max_tso_bytes: u32,

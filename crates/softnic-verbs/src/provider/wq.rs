@@ -20,7 +20,7 @@ use softnic::objects::domains::release_domain;
 use softnic::objects::tables;
 use softnic::objects::work_queues::{self, NumberedQueue, OwnReceives, check_flags, edits};
 use softnic::paths;
-use softnic::ring::{Producer, Slots};
+use softnic::ring::{RingProducer, Slots};
 use softnic::work::{Element, RECEIVE_HEADER_BYTES, receive_slot_bytes};
 
 use super::Object;
@@ -273,7 +273,7 @@ const LOOKAHEAD: u32 = 8;
 
 /// The application's end of a receive ring.
 pub(crate) struct ReceivePoster {
-    pub(crate) producer: Producer,
+    pub(crate) producer: RingProducer,
     pub(crate) max_sge: u32,
 }
 

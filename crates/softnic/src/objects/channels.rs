@@ -33,8 +33,8 @@ pub fn is_known_by(state: &State, slot: u32, native: u64) -> bool {
     state.channels.get(slot).is_some_and(|channel| channel.native == native)
 }
 
-/// Removes the channels to which no queue reports and whose clients have closed their ends, or that were known
-/// by `native`, by which a new one is about to be known.
+/// Removes the channels to which no queue reports and whose clients have closed their ends, or that were
+/// known by `native`, by which a new one is about to be known.
 pub fn sweep_all(state: &mut State, native: u64) {
     let is_gone = |channel: &ChannelState| {
         channel.users == 0 && (channel.native == native || channel.events.is_abandoned())

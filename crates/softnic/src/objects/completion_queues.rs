@@ -7,7 +7,7 @@ use super::domains::use_domain;
 use crate::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, Verb};
 use crate::formats::{CompletionFormat, Completions, Cqe};
 use crate::nic::Nic;
-use crate::ring::{Consumer, Producer};
+use crate::ring::{RingConsumer, RingProducer};
 use crate::state::State;
 pub use crate::state::completion::Wish;
 use crate::state::completion::{CqState, Notice};
@@ -62,7 +62,7 @@ pub struct OwnCompletionQueue {
     /// The context.
     pub owner: u32,
     /// The engine's end of the ring, whose slots are [`Cqe`]s.
-    pub producer: Producer,
+    pub producer: RingProducer,
     /// The interrupt that its events would come by.
     pub vector: u32,
     /// Whether completions for which there is no room are lost without harm to the queue.
@@ -121,8 +121,8 @@ fn add(state: &mut State, cq: CqState) -> Verb<u32> {
     Ok(slot)
 }
 
-/// Arms a queue on a ring of this crate's so that the published completions that are not polled count as well,
-/// and sends their event.
+/// Arms a queue on a ring of this crate's so that the published completions that are not polled count as
+/// well, and sends their event.
 pub fn arm_from_consumer(state: &mut State, slot: u32, solicited_only: bool) {
     state.arm_from_consumer(slot, solicited_only);
 }
@@ -137,9 +137,9 @@ pub fn arm_from_consumer(state: &mut State, slot: u32, solicited_only: bool) {
 pub fn exchange(
     state: &mut State,
     slot: u32,
-    old: Option<&mut Consumer>,
-    producer: &mut Producer,
-    consumer: &mut Consumer,
+    old: Option<&mut RingConsumer>,
+    producer: &mut RingProducer,
+    consumer: &mut RingConsumer,
 ) -> Verb<()> {
     let cq = state.cqs.get_mut(slot).ok_or(EINVAL)?;
     if cq.failed {

@@ -18,6 +18,7 @@ use ibverbs_sys::{
     ibv_flow_spec_action_drop,
 };
 
+pub use self::spec::grh_flow;
 use self::spec::{Action, Filter, Spec};
 use crate::errno::{EINVAL, Verb, known_bits};
 use crate::limits::MAX_SPECS;

@@ -9,6 +9,7 @@ use rustix::thread::CapabilitySet;
 use xdp::XdpError;
 
 pub use super::flow_attr::FlowRequest;
+pub use super::flow_attr::grh_flow;
 use super::{flow_attr, has_capability};
 use crate::errno::{EEXIST, EINVAL, EPERM, Verb, VerbErrno};
 use crate::nic::Nic;

@@ -20,7 +20,7 @@ use crate::nic::Nic;
 use crate::pace::Pace;
 use crate::personality::{QueuePairRules, Rules};
 use crate::port_tables::PKEYS;
-use crate::ring::Consumer;
+use crate::ring::RingConsumer;
 pub use crate::send_bell::SendBell;
 use crate::state::{FrameEdits, NewQueue, QpKind, QpState, QueueOwner, QueueState, SendState, State};
 use crate::work::{SendShape, qp_number};
@@ -82,7 +82,7 @@ pub struct OwnSends {
     /// The completion queue.
     pub cq: u32,
     /// The engine's end of the ring.
-    pub consumer: Consumer,
+    pub consumer: RingConsumer,
     /// Whether each request has a completion.
     pub signal_all: bool,
     /// The room in each request of the ring.

@@ -18,7 +18,7 @@ use crate::formats::{ReceiveFormat, Requests};
 use crate::limits::MAX_SGE;
 use crate::nic::Nic;
 use crate::personality::WorkQueueRules;
-use crate::ring::Consumer;
+use crate::ring::RingConsumer;
 pub use crate::state::FrameEdits;
 use crate::state::{NewQueue, QueueOwner, QueueState, State};
 
@@ -105,7 +105,7 @@ pub struct OwnReceives {
     /// The completion queue.
     pub cq: u32,
     /// The engine's end of the ring.
-    pub consumer: Consumer,
+    pub consumer: RingConsumer,
     /// The most scatter entries of a request.
     pub max_sge: u32,
     /// The edits of received frames.
@@ -141,8 +141,8 @@ pub fn insert_foreign(nic: &Nic, state: &mut State, queue: ForeignReceives) -> V
     add(nic, state, queue.into(), domain)
 }
 
-/// Adds a work queue on a ring of this crate's with a number, and counts what it uses; `domain` is the one that
-/// it was made in.
+/// Adds a work queue on a ring of this crate's with a number, and counts what it uses; `domain` is the one
+/// that it was made in.
 ///
 /// # Errors
 /// EINVAL if there is no such domain or completion queue, and ENOMEM if the device has no more queues.

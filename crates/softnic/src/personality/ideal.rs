@@ -13,7 +13,7 @@ use ibverbs_sys::{
 };
 
 use super::{
-    ClockRules, CompletionRules, DomainRules, Known, ObjectRules, QueuePairRules, Resources, RssRules,
+    ClockRules, CompletionRules, DomainRules, KnownBits, ObjectRules, QueuePairRules, Resources, RssRules,
     WorkQueueRules,
 };
 use crate::errno::{EINVAL, ENOMEM, EOPNOTSUPP};
@@ -71,12 +71,12 @@ pub(super) static OBJECTS: ObjectRules = ObjectRules {
     // UTC in nanoseconds, as mlx5's clock in real-time mode: raw and wall clock are the same.
     clock: ClockRules { kilohertz: 1_000_000, mask: u64::MAX },
     completion: CompletionRules {
-        attributes: Known { bits: CQ_ATTR_FLAGS | CQ_ATTR_PD, refusal: EINVAL },
-        flags: Known {
+        attributes: KnownBits { bits: CQ_ATTR_FLAGS | CQ_ATTR_PD, refusal: EINVAL },
+        flags: KnownBits {
             bits: IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN,
             refusal: EINVAL,
         },
-        fields: Known { bits: ALL_FIELDS, refusal: EOPNOTSUPP },
+        fields: KnownBits { bits: ALL_FIELDS, refusal: EOPNOTSUPP },
         exclusive_fields: None,
         max_entries: limits::MAX_CQE,
         rounds_up: false,
@@ -101,10 +101,10 @@ pub(super) static OBJECTS: ObjectRules = ObjectRules {
         },
     },
     queue_pair: QueuePairRules {
-        attributes: Known { bits: ALL_QP_ATTRIBUTES, refusal: EOPNOTSUPP },
+        attributes: KnownBits { bits: ALL_QP_ATTRIBUTES, refusal: EOPNOTSUPP },
         // Only datagram queue pairs have another number to send from (ibv_create_qp_ex(3)).
-        create_flags: Known { bits: ALL_RAW_FLAGS, refusal: EOPNOTSUPP },
-        datagram_flags: Known { bits: IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, refusal: EOPNOTSUPP },
+        create_flags: KnownBits { bits: ALL_RAW_FLAGS, refusal: EOPNOTSUPP },
+        datagram_flags: KnownBits { bits: IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, refusal: EOPNOTSUPP },
         // What the table of ibv_wr_post(3) lists for raw packets.
         send_operations: RAW_SEND_OPERATIONS,
         datagram_send_operations: DATAGRAM_SEND_OPERATIONS,
@@ -114,8 +114,8 @@ pub(super) static OBJECTS: ObjectRules = ObjectRules {
     },
     work_queue: WorkQueueRules {
         // Nothing here can delay a drop: a frame without a buffer would hold up the wire for all queues.
-        create_flags: Known { bits: ALL_WQ_FLAGS, refusal: EOPNOTSUPP },
-        modify_flags: Known { bits: IBV_WQ_FLAGS_CVLAN_STRIPPING, refusal: EOPNOTSUPP },
+        create_flags: KnownBits { bits: ALL_WQ_FLAGS, refusal: EOPNOTSUPP },
+        modify_flags: KnownBits { bits: IBV_WQ_FLAGS_CVLAN_STRIPPING, refusal: EOPNOTSUPP },
         delay_drop_needs_raw_io: false,
         fails_from_reset: true,
     },

@@ -9,7 +9,7 @@ use ibverbs_sys::{
 
 use super::ideal::{CQ_ATTR_FLAGS, STANDARD_FIELDS};
 use super::{
-    ClockRules, CompletionRules, DomainRules, Known, ObjectRules, QueuePairRules, Resources, RssRules,
+    ClockRules, CompletionRules, DomainRules, KnownBits, ObjectRules, QueuePairRules, Resources, RssRules,
     WorkQueueRules,
 };
 use crate::errno::{EINVAL, ENOMEM, EOPNOTSUPP};
@@ -28,11 +28,14 @@ pub(super) static OBJECTS: ObjectRules = ObjectRules {
     },
     completion: CompletionRules {
         // rdma-core verbs.c, `mlx4_create_cq_ex`: EINVAL, before `create_cq` would return ENOTSUP.
-        attributes: Known { bits: CQ_ATTR_FLAGS, refusal: EINVAL },
+        attributes: KnownBits { bits: CQ_ATTR_FLAGS, refusal: EINVAL },
         // rdma-core verbs.c, `create_cq`: CREATE_CQ_SUPPORTED_FLAGS, ENOTSUP.
-        flags: Known { bits: IBV_CREATE_CQ_ATTR_SINGLE_THREADED, refusal: EOPNOTSUPP },
+        flags: KnownBits { bits: IBV_CREATE_CQ_ATTR_SINGLE_THREADED, refusal: EOPNOTSUPP },
         // The same: CREATE_CQ_SUPPORTED_WC_FLAGS, ENOTSUP: neither flow tag, nor C-VLAN, nor wall clock.
-        fields: Known { bits: STANDARD_FIELDS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, refusal: EOPNOTSUPP },
+        fields: KnownBits {
+            bits: STANDARD_FIELDS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
+            refusal: EOPNOTSUPP,
+        },
         // The same: the timestamp uses the place of these two.
         exclusive_fields: Some((
             IBV_WC_EX_WITH_SLID | IBV_WC_EX_WITH_SL,
@@ -66,7 +69,7 @@ pub(super) static OBJECTS: ObjectRules = ObjectRules {
     },
     queue_pair: QueuePairRules {
         // rdma-core verbs.c: MLX4_CREATE_QP_SUP_COMP_MASK, ENOTSUP; RSS before it. No sending by `ibv_qp_ex`.
-        attributes: Known {
+        attributes: KnownBits {
             bits: IBV_QP_INIT_ATTR_PD
                 | IBV_QP_INIT_ATTR_CREATE_FLAGS
                 | IBV_QP_INIT_ATTR_MAX_TSO_HEADER
@@ -75,8 +78,8 @@ pub(super) static OBJECTS: ObjectRules = ObjectRules {
             refusal: EOPNOTSUPP,
         },
         // kernel qp.c, `_mlx4_ib_create_qp`: `sup_u_create_flags`.
-        create_flags: Known { bits: IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, refusal: EOPNOTSUPP },
-        datagram_flags: Known { bits: IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, refusal: EOPNOTSUPP },
+        create_flags: KnownBits { bits: IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, refusal: EOPNOTSUPP },
+        datagram_flags: KnownBits { bits: IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, refusal: EOPNOTSUPP },
         send_operations: 0,
         datagram_send_operations: 0,
         // kernel main.c, `mlx4_ib_query_device`: `max_gso_sz`.
@@ -89,9 +92,9 @@ pub(super) static OBJECTS: ObjectRules = ObjectRules {
     },
     work_queue: WorkQueueRules {
         // kernel qp.c, `mlx4_ib_create_wq`.
-        create_flags: Known { bits: IBV_WQ_FLAGS_SCATTER_FCS, refusal: EOPNOTSUPP },
+        create_flags: KnownBits { bits: IBV_WQ_FLAGS_SCATTER_FCS, refusal: EOPNOTSUPP },
         // kernel qp.c, `mlx4_ib_modify_wq`: none.
-        modify_flags: Known { bits: 0, refusal: EOPNOTSUPP },
+        modify_flags: KnownBits { bits: 0, refusal: EOPNOTSUPP },
         delay_drop_needs_raw_io: false,
         // The same.
         fails_from_reset: false,

@@ -16,7 +16,7 @@ use super::ideal::{
     DATAGRAM_SEND_OPERATIONS, RAW_SEND_OPERATIONS,
 };
 use super::{
-    ClockRules, CompletionRules, DomainRules, Known, ObjectRules, QueuePairRules, Resources, RssRules,
+    ClockRules, CompletionRules, DomainRules, KnownBits, ObjectRules, QueuePairRules, Resources, RssRules,
     WorkQueueRules,
 };
 use crate::errno::{EINVAL, ENOMEM, EOPNOTSUPP};
@@ -34,14 +34,14 @@ pub(super) static OBJECTS: ObjectRules = ObjectRules {
     },
     completion: CompletionRules {
         // rdma-core verbs.c, `create_cq`: CREATE_CQ_SUPPORTED_COMP_MASK.
-        attributes: Known { bits: CQ_ATTR_FLAGS | CQ_ATTR_PD, refusal: EINVAL },
+        attributes: KnownBits { bits: CQ_ATTR_FLAGS | CQ_ATTR_PD, refusal: EINVAL },
         // The same: CREATE_CQ_SUPPORTED_FLAGS.
-        flags: Known {
+        flags: KnownBits {
             bits: IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN,
             refusal: EINVAL,
         },
         // The same: CREATE_CQ_SUPPORTED_WC_FLAGS, ENOTSUP.
-        fields: Known { bits: ALL_FIELDS, refusal: EOPNOTSUPP },
+        fields: KnownBits { bits: ALL_FIELDS, refusal: EOPNOTSUPP },
         exclusive_fields: None,
         // `log_max_cq_sz` of 22 less the entry that rounding takes.
         max_entries: limits::MAX_CQE - 1,
@@ -80,12 +80,12 @@ pub(super) static OBJECTS: ObjectRules = ObjectRules {
     },
     queue_pair: QueuePairRules {
         // rdma-core verbs.c, `create_qp`: MLX5_CREATE_QP_SUP_COMP_MASK (it leaves errno as it was).
-        attributes: Known { bits: ALL_QP_ATTRIBUTES, refusal: EOPNOTSUPP },
+        attributes: KnownBits { bits: ALL_QP_ATTRIBUTES, refusal: EOPNOTSUPP },
         // kernel qp.c, `process_create_flags`: each flag by capability, all of which ConnectX-4 and later
         // have.
-        create_flags: Known { bits: ALL_RAW_FLAGS, refusal: EOPNOTSUPP },
+        create_flags: KnownBits { bits: ALL_RAW_FLAGS, refusal: EOPNOTSUPP },
         // The same: SOURCE_QPN needs IPoIB, and the others raw packets.
-        datagram_flags: Known { bits: IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, refusal: EOPNOTSUPP },
+        datagram_flags: KnownBits { bits: IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, refusal: EOPNOTSUPP },
         // rdma-core qp.c: MLX5_SUPPORTED_SEND_OPS_FLAGS_RAW_PACKET.
         send_operations: RAW_SEND_OPERATIONS,
         // The same: MLX5_SUPPORTED_SEND_OPS_FLAGS_UD.
@@ -99,10 +99,10 @@ pub(super) static OBJECTS: ObjectRules = ObjectRules {
     },
     work_queue: WorkQueueRules {
         // kernel qp.c, `create_rq`: by capability; here as where nothing can delay a drop.
-        create_flags: Known { bits: ALL_WQ_FLAGS, refusal: EOPNOTSUPP },
+        create_flags: KnownBits { bits: ALL_WQ_FLAGS, refusal: EOPNOTSUPP },
         // kernel qp.c, `mlx5_ib_modify_wq`: PCI_WRITE_END_PADDING is EOPNOTSUPP, CVLAN_STRIPPING is done,
         // other flags are not looked at.
-        modify_flags: Known { bits: !IBV_WQ_FLAGS_PCI_WRITE_END_PADDING, refusal: EOPNOTSUPP },
+        modify_flags: KnownBits { bits: !IBV_WQ_FLAGS_PCI_WRITE_END_PADDING, refusal: EOPNOTSUPP },
         // kernel qp.c, `mlx5_ib_create_wq`: before any capability of the device.
         delay_drop_needs_raw_io: true,
         fails_from_reset: true,

@@ -23,7 +23,7 @@ impl Cells {
     }
 }
 
-fn ring(limit: u32) -> (Producer, Consumer, Arc<Cells>) {
+fn ring(limit: u32) -> (RingProducer, RingConsumer, Arc<Cells>) {
     let (bytes, capacity) = Ring::shape(limit, 8).unwrap();
     let slots = QueueMemory::own(bytes, RING_ALIGN).unwrap();
     let doorbell = QueueMemory::own(DOORBELL_BYTES, RING_ALIGN).unwrap();
@@ -32,7 +32,7 @@ fn ring(limit: u32) -> (Producer, Consumer, Arc<Cells>) {
     (producer, consumer, Arc::new(cells))
 }
 
-fn push(producer: &mut Producer, cells: &Cells, value: u64) {
+fn push(producer: &mut RingProducer, cells: &Cells, value: u64) {
     while !producer.has_room(1) {
         thread::yield_now();
     }
@@ -43,7 +43,7 @@ fn push(producer: &mut Producer, cells: &Cells, value: u64) {
     producer.advance();
 }
 
-fn pop(consumer: &mut Consumer, cells: &Cells) -> Option<u64> {
+fn pop(consumer: &mut RingConsumer, cells: &Cells) -> Option<u64> {
     if !consumer.has_next() {
         return None;
     }

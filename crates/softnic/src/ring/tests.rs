@@ -2,14 +2,14 @@
 
 use super::*;
 
-fn ring(entries: u32) -> (Producer, Consumer) {
+fn ring(entries: u32) -> (RingProducer, RingConsumer) {
     let (bytes, capacity) = Ring::shape(entries, 8).unwrap();
     let slots = QueueMemory::own(bytes, RING_ALIGN).unwrap();
     let doorbell = QueueMemory::own(DOORBELL_BYTES, RING_ALIGN).unwrap();
     Ring::ends(slots, doorbell, 8, capacity, entries)
 }
 
-fn push(producer: &mut Producer, value: u64) -> bool {
+fn push(producer: &mut RingProducer, value: u64) -> bool {
     if !producer.has_room(1) {
         return false;
     }
@@ -19,7 +19,7 @@ fn push(producer: &mut Producer, value: u64) -> bool {
     true
 }
 
-fn pop(consumer: &mut Consumer) -> Option<u64> {
+fn pop(consumer: &mut RingConsumer) -> Option<u64> {
     if !consumer.has_next() {
         return None;
     }

@@ -18,7 +18,7 @@ use super::{QpKind, QpState, QueueState, State};
 use crate::clock;
 use crate::events::CompletionEvents;
 use crate::formats::Completions;
-use crate::ring::Producer;
+use crate::ring::RingProducer;
 use crate::slab::Slab;
 use crate::work::Cqe;
 
@@ -179,7 +179,7 @@ impl CqState {
     }
 
     /// Goes on with another ring, into which the completions of this one were moved.
-    pub(crate) fn replace(&mut self, producer: &mut Producer) {
+    pub(crate) fn replace(&mut self, producer: &mut RingProducer) {
         if let Completions::Own(own) = &mut self.producer {
             std::mem::swap(own, producer);
         }

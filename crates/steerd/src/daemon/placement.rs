@@ -14,15 +14,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use verbs::SYSFS_DEVICES;
 use wire::AF_XDP_MAX_QUEUES;
 
 use crate::settings::{AUTO_DEVICE, Settings, SoftNicMode};
 use crate::terminal::table::counted;
 pub(crate) use cores::CoreSet;
 pub(crate) use vectors::completion_vectors;
-
-/// The folder of RDMA devices below a root (Documentation/ABI/stable/sysfs-class-infiniband).
-const RDMA_DEVICES: &str = "sys/class/infiniband";
 
 /// The most interrupts or queues with a line of their own.
 const SHOWN: usize = 16;
@@ -288,10 +286,15 @@ impl Nodes {
     }
 }
 
+/// The folder of RDMA devices below a root.
+fn rdma_devices(root: &Path) -> PathBuf {
+    root.join(SYSFS_DEVICES.trim_start_matches('/'))
+}
+
 /// The cores on the NUMA node of an RDMA device (Documentation/ABI/testing/sysfs-bus-pci); of "auto", those
 /// of the only one. `None`: they are not known.
 pub(crate) fn device_cores(root: &Path, device: &str) -> Option<CoreSet> {
-    let folder = root.join(RDMA_DEVICES);
+    let folder = rdma_devices(root);
     let name = match device {
         AUTO_DEVICE => {
             let mut entries = fs::read_dir(&folder).ok()?.flatten();

@@ -19,7 +19,7 @@ use ibverbs_sys::{
 };
 use softnic::Nic;
 use softnic::personality::{ClockRules, CompletionRules};
-use softnic::ring::Consumer;
+use softnic::ring::RingConsumer;
 use softnic::work::{Cqe, EMPTY_CQE, Status};
 
 use super::SoftCq;
@@ -64,7 +64,7 @@ impl Cursor {
 
 /// The application's end of a completion ring.
 pub(crate) struct Poller {
-    consumer: Consumer,
+    consumer: RingConsumer,
     /// Completions from the consumer's next one on that an open poll has in its cursor, the current one
     /// included.
     run: u32,
@@ -78,13 +78,13 @@ pub(crate) struct Poller {
 }
 
 impl Poller {
-    pub(crate) fn new(consumer: Consumer, wants_checksums: Arc<AtomicBool>, nic: &Nic) -> Self {
+    pub(crate) fn new(consumer: RingConsumer, wants_checksums: Arc<AtomicBool>, nic: &Nic) -> Self {
         let overlays_fields = nic.object_rules().completion.overlays_fields;
         Self { consumer, run: 0, wants_checksums, clock: nic.clock(), overlays_fields, polling: false }
     }
 
     /// The ring's end, unless a batch is under way, which reads completions in place.
-    pub(crate) fn between_polls(&mut self) -> Option<&mut Consumer> {
+    pub(crate) fn between_polls(&mut self) -> Option<&mut RingConsumer> {
         (!self.polling).then_some(&mut self.consumer)
     }
 

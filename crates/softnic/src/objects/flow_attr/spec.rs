@@ -18,7 +18,7 @@ use ibverbs_sys::{
     ibv_flow_mpls_filter, ibv_flow_spec_action_drop, ibv_flow_spec_action_handle, ibv_flow_spec_action_tag,
     ibv_flow_spec_counter_action, ibv_flow_spec_esp, ibv_flow_spec_eth, ibv_flow_spec_gre,
     ibv_flow_spec_ipv4, ibv_flow_spec_mpls, ibv_flow_spec_tcp_udp, ibv_flow_spec_type,
-    ibv_flow_tcp_udp_filter, ibv_flow_tunnel_filter,
+    ibv_flow_tcp_udp_filter, ibv_flow_tunnel_filter, ibv_global_route,
 };
 use packet::cube::{self, Slot};
 
@@ -340,6 +340,13 @@ fn read_filter(kind: ibv_flow_spec_type, bytes: &[u8]) -> Verb<Filter> {
         fields.push(field);
     }
     Ok(Filter { inner, header: layout.header, fields })
+}
+
+/// The flow label for the GRH of datagrams. Higher bits of the attribute are ignored, as by mlx5
+/// (`IB_GRH_FLOWLABEL_MASK`).
+#[must_use]
+pub fn grh_flow(grh: &ibv_global_route) -> u32 {
+    grh.flow_label & ((1 << cube::FLOW_LABEL.bits()) - 1)
 }
 
 /// The bytes of value and of mask in a spec of the layout's own size.

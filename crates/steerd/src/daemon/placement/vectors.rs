@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use super::{CoreSet, InterruptPlacement, RDMA_DEVICES, interrupt, numbers};
+use super::{CoreSet, InterruptPlacement, interrupt, numbers, rdma_devices};
 
 /// The name of the interrupt of a completion vector, before the vector's number.
 const COMPLETION_INTERRUPT: &str = "mlx5_comp";
@@ -25,7 +25,7 @@ pub(crate) fn completion_vectors(
 
 /// The cores that the interrupt of each completion vector goes to, as far as they can be read.
 fn affinities(root: &Path, device: &str) -> BTreeMap<u32, CoreSet> {
-    let folder = root.join(RDMA_DEVICES).join(device).join("device/msi_irqs");
+    let folder = rdma_devices(root).join(device).join("device/msi_irqs");
     let affinity = |number: u32| {
         let vector = vector_of(root, number)?;
         let InterruptPlacement { cores, .. } = interrupt(root, number)?;
