@@ -221,9 +221,9 @@ define miri_ready
   { echo "NOT RUN: miri: \`cargo +nightly miri setup\` failed three times, see above" >&2; false; }; }
 endef
 
-loom: deps-build ## the rings of softnic and wire, the flow table and the wake-ups, in every order that the memory model allows
+loom: deps-build ## the rings of softnic, the cursors below rings, the flow table and the wake-ups, in every order that the memory model allows
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS='--cfg loom' CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
-	  CARGO_PROFILE_RELEASE_DEBUG=0 $(CARGO) test --locked -p softnic -p flow-table -p parking -p wire --lib --release -- ring:: left_right:: flag:: cursor::
+	  CARGO_PROFILE_RELEASE_DEBUG=0 $(CARGO) test --locked -p softnic -p flow-table -p parking -p ring-cursor --lib --release -- ring:: left_right:: flag:: cursors::
 
 # Without optimisation: each runs for seconds, and building it takes minutes.
 install_tool = CARGO_PROFILE_DEV_DEBUG=0 $(CARGO) install --locked --quiet --debug --root $(TOOLS)

@@ -5,9 +5,7 @@
 //! own once per batch, so the index lines change cores once per batch and not once per packet. Nothing here
 //! locks or allocates after the ring is made.
 //!
-//! Why it is right: each index has one writer, which stores it with release order after it used the slots,
-//! and the other side loads it with acquire order before it uses them; and a producer never has more than
-//! `capacity` slots in use. So the two sides never use one slot at the same time.
+//! [`ring_cursor`] has the protocol of the indices, and why the two sides never use one slot at the same time.
 //!
 //! What `model` checks with loom, in every order of the two sides' steps that the memory model allows: a slot
 //! is read only after it was filled, and filled again only after it was read and given back; nothing is lost,
@@ -19,11 +17,11 @@ mod indices;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use hugemem::prefetch_read;
 pub(crate) use indices::DOORBELL_BYTES;
 use indices::Indices;
+use ring_cursor::{ConsumerCursor, ProducerCursor, SharedIndex as _};
 
 use crate::errno::{EINVAL, ENOMEM, Verb, VerbErrno};
 use crate::queue_memory::QueueMemory;
@@ -40,10 +38,6 @@ pub struct Ring {
     /// Kept for the ends, which know where the slots in it are.
     _slots: QueueMemory,
     indices: Indices,
-    /// Slots in memory, a power of two.
-    capacity: u32,
-    /// How many of them may be filled at once: what the application asked for.
-    limit: u32,
 }
 
 // SAFETY: the memory is owned by the ring until it is dropped; slots are handed from side to side by the
@@ -110,9 +104,13 @@ impl Ring {
         assert!(capacity.is_power_of_two() && slots.bytes() >= capacity as usize * slot_bytes);
         assert!(limit <= capacity);
         let layout = Layout { address: slots.address(), slot_bytes, mask: capacity - 1 };
-        let ring = Arc::new(Self { _slots: slots, indices: Indices::new(doorbell), capacity, limit });
-        let producer = RingProducer { ring: Arc::clone(&ring), layout, next: 0, consumed_seen: 0 };
-        (producer, RingConsumer { ring, layout, next: 0, produced_seen: 0 })
+        let ring = Arc::new(Self { _slots: slots, indices: Indices::new(doorbell) });
+        let producer = RingProducer {
+            ring: Arc::clone(&ring),
+            layout,
+            cursor: ProducerCursor::with_limit(capacity, limit),
+        };
+        (producer, RingConsumer { ring, layout, cursor: ConsumerCursor::new(capacity) })
     }
 }
 
@@ -172,44 +170,34 @@ impl Slots<'_> {
 pub struct RingProducer {
     ring: Arc<Ring>,
     layout: Layout,
-    next: u32,
-    consumed_seen: u32,
+    cursor: ProducerCursor,
 }
 
 impl RingProducer {
     /// Whether `wanted` slots can be filled.
     #[inline]
     pub fn has_room(&mut self, wanted: u32) -> bool {
-        if self.room() >= wanted {
-            return true;
-        }
-        self.consumed_seen = self.ring.indices.consumed().load(Ordering::Acquire);
-        self.room() >= wanted
+        self.room_for(wanted) >= wanted
     }
 
     /// How many slots can be filled; looks at the consumer only if they are fewer than `wanted`.
     #[inline]
     pub fn room_for(&mut self, wanted: u32) -> u32 {
-        self.has_room(wanted);
-        self.room()
-    }
-
-    /// Free slots by the last look at the consumer. The index may be anything if the application wrote to it.
-    #[inline]
-    fn room(&self) -> u32 {
-        self.ring.limit.saturating_sub(self.next.wrapping_sub(self.consumed_seen))
+        self.cursor.room_for(wanted, self.ring.indices.consumed())
     }
 
     /// The next slot to fill; [`RingProducer::has_room`] must have returned true.
     #[inline]
+    #[must_use]
     pub fn slot(&self) -> NonNull<u8> {
-        self.layout.slot(self.next)
+        self.layout.slot(self.cursor.position())
     }
 
     /// The slots from the next one on, of which as many can be filled as there is room for.
     #[inline]
+    #[must_use]
     pub fn slots(&self) -> Slots<'_> {
-        Slots { layout: self.layout, first: self.next, _ring: PhantomData }
+        Slots { layout: self.layout, first: self.cursor.position(), _ring: PhantomData }
     }
 
     /// Counts the slot as filled; the consumer sees it after [`RingProducer::publish`].
@@ -221,40 +209,46 @@ impl RingProducer {
     /// Advances as [`RingProducer::advance`] does, by several slots.
     #[inline]
     pub fn advance_by(&mut self, slots: u32) {
-        self.next = self.next.wrapping_add(slots);
+        self.cursor.advance_by(slots);
     }
 
     /// The index of the next slot, for [`RingProducer::rewind`] and [`RingProducer::peek`].
     #[inline]
+    #[must_use]
     pub fn position(&self) -> u32 {
-        self.next
+        self.cursor.position()
     }
 
     /// Takes back every slot filled since `position`, none of which was published.
+    #[inline]
     pub fn rewind(&mut self, position: u32) {
-        self.next = position;
+        self.cursor.rewind(position);
     }
 
     /// Shows every filled slot to the consumer.
     #[inline]
     pub fn publish(&self) {
-        self.ring.indices.produced().store(self.next, Ordering::Release);
+        self.cursor.publish(self.ring.indices.produced());
     }
 
     /// The slot at `index`: to be read if it was filled, and not yet a ring ago.
     #[inline]
+    #[must_use]
     pub fn peek(&self, index: u32) -> NonNull<u8> {
         self.layout.slot(index)
     }
 
     /// Where the consumer stands. The index may be anything if the application wrote to it.
+    #[must_use]
     pub fn consumed(&self) -> u32 {
-        self.ring.indices.consumed().load(Ordering::Acquire)
+        self.ring.indices.consumed().load_acquire()
     }
 
     /// How many slots can be filled at once.
+    #[inline]
+    #[must_use]
     pub fn limit(&self) -> u32 {
-        self.ring.limit
+        self.cursor.limit()
     }
 }
 
@@ -262,51 +256,46 @@ impl RingProducer {
 pub struct RingConsumer {
     ring: Arc<Ring>,
     layout: Layout,
-    next: u32,
-    produced_seen: u32,
+    cursor: ConsumerCursor,
 }
 
 impl RingConsumer {
     /// Whether there is a slot to read.
     #[inline]
     pub fn has_next(&mut self) -> bool {
-        self.refresh(1);
-        self.next != self.produced_seen
+        self.cursor.has_next(self.ring.indices.produced())
     }
 
     /// Looks at the producer's index, unless `wanted` slots are known to be there.
     #[inline]
     pub fn refresh(&mut self, wanted: u32) {
-        if self.produced_seen.wrapping_sub(self.next) < wanted {
-            let produced = self.ring.indices.produced().load(Ordering::Acquire);
-            // Never believe in more than a ring full: the application could have written to the index.
-            if produced.wrapping_sub(self.next) <= self.ring.capacity {
-                self.produced_seen = produced;
-            }
-        }
+        self.cursor.refresh(wanted, self.ring.indices.produced());
     }
 
     /// How many slots there are to read, by the last look at the producer.
     #[inline]
+    #[must_use]
     pub fn published(&self) -> u32 {
-        self.produced_seen.wrapping_sub(self.next)
+        self.cursor.published()
     }
 
     /// The slots from `position` on: to be read up to the next one, if they were not given back.
+    #[must_use]
     pub fn slots_from(&self, position: u32) -> Slots<'_> {
         Slots { layout: self.layout, first: position, _ring: PhantomData }
     }
 
     /// The slots from the next one on, of which the published ones are to be read.
     #[inline]
+    #[must_use]
     pub fn slots(&self) -> Slots<'_> {
-        Slots { layout: self.layout, first: self.next, _ring: PhantomData }
+        Slots { layout: self.layout, first: self.cursor.position(), _ring: PhantomData }
     }
 
     /// How many slots there are to read.
     pub fn available(&mut self) -> u32 {
         self.refresh(u32::MAX);
-        self.produced_seen.wrapping_sub(self.next)
+        self.published()
     }
 
     /// The next slot, and how many slots from it on are to be read and next to each other in memory. Looks at
@@ -314,28 +303,29 @@ impl RingConsumer {
     #[inline]
     pub fn run(&mut self) -> (NonNull<u8>, u32) {
         self.refresh(1);
-        let before_wrap = self.ring.capacity - (self.next & self.layout.mask);
-        (self.slot(), self.published().min(before_wrap))
+        (self.slot(), self.published().min(self.cursor.to_end()))
     }
 
     /// Fetches the slot `ahead` of the next one, if it is known to be there.
     #[inline]
     pub fn prefetch(&self, ahead: u32) {
         if ahead < self.published() {
-            prefetch_read(self.layout.slot(self.next.wrapping_add(ahead)).as_ptr());
+            prefetch_read(self.layout.slot(self.cursor.position().wrapping_add(ahead)).as_ptr());
         }
     }
 
     /// The index of the next slot.
     #[inline]
+    #[must_use]
     pub fn position(&self) -> u32 {
-        self.next
+        self.cursor.position()
     }
 
     /// The next slot; [`RingConsumer::has_next`] must have returned true.
     #[inline]
+    #[must_use]
     pub fn slot(&self) -> NonNull<u8> {
-        self.layout.slot(self.next)
+        self.layout.slot(self.cursor.position())
     }
 
     /// Counts the slot as read; the producer may fill it after [`RingConsumer::publish`].
@@ -347,19 +337,19 @@ impl RingConsumer {
     /// Advances as [`RingConsumer::advance`] does, by several slots.
     #[inline]
     pub fn advance_by(&mut self, slots: u32) {
-        self.next = self.next.wrapping_add(slots);
+        self.cursor.advance_by(slots);
     }
 
     /// Gives every read slot back to the producer.
     #[inline]
     pub fn publish(&self) {
-        self.ring.indices.consumed().store(self.next, Ordering::Release);
+        self.cursor.publish(self.ring.indices.consumed());
     }
 
     /// Gives back everything that was published, unread.
     pub fn discard(&mut self) {
         while self.has_next() {
-            self.next = self.produced_seen;
+            self.cursor.skip_published();
         }
         self.publish();
     }

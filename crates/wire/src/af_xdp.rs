@@ -16,7 +16,6 @@
 //! leaves checksums to be completed by the receiver, as a veth does, the sender has to be told (`ethtool -K
 //! PEER txvlan off tx off`).
 
-mod cursor;
 mod queue;
 mod rings;
 #[cfg(test)]

@@ -13,6 +13,9 @@
 //!   for any values, and more than the ring holds is a [`Violation`].
 //! - Every copy of a frame is checked against the mapping by [`Memory`].
 //!
+//! The cursors of the crate `ring-cursor` do not fit: a sender reads the buffers ahead of its index before it
+//! knows whether the frame fits, an index has 16 bits, and a client's bound is what it has posted.
+//!
 //! A peer that breaks a rule can therefore damage its own frames only. Why the order is right: an index is
 //! stored with release order after the descriptors and frames before it, and loaded with acquire order by the
 //! other side.

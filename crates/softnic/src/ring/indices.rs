@@ -54,26 +54,43 @@ mod kind {
 
 #[cfg(all(test, loom))]
 mod kind {
+    use std::sync::atomic::Ordering;
+
     use loom::sync::atomic::AtomicU32;
+    use ring_cursor::SharedIndex;
 
     use crate::queue_memory::QueueMemory;
 
+    /// An index, as loom follows it.
+    pub(in crate::ring) struct ModelledIndex(AtomicU32);
+
+    impl SharedIndex for ModelledIndex {
+        fn load_acquire(&self) -> u32 {
+            self.0.load(Ordering::Acquire)
+        }
+
+        fn store_release(&self, index: u32) {
+            self.0.store(index, Ordering::Release);
+        }
+    }
+
     /// The indices, as loom follows them.
     pub(in crate::ring) struct Indices {
-        produced: AtomicU32,
-        consumed: AtomicU32,
+        produced: ModelledIndex,
+        consumed: ModelledIndex,
     }
 
     impl Indices {
         pub(in crate::ring) fn new(_: QueueMemory) -> Self {
-            Self { produced: AtomicU32::new(0), consumed: AtomicU32::new(0) }
+            let index = || ModelledIndex(AtomicU32::new(0));
+            Self { produced: index(), consumed: index() }
         }
 
-        pub(in crate::ring) fn produced(&self) -> &AtomicU32 {
+        pub(in crate::ring) fn produced(&self) -> &ModelledIndex {
             &self.produced
         }
 
-        pub(in crate::ring) fn consumed(&self) -> &AtomicU32 {
+        pub(in crate::ring) fn consumed(&self) -> &ModelledIndex {
             &self.consumed
         }
     }

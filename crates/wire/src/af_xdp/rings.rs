@@ -7,17 +7,18 @@
 //! | send | this process | frames with a packet to send |
 //! | completion | the kernel | frames that were sent |
 //!
-//! They pass [`UmemFrame`]s, so that a frame is on one side only. [`super::cursor`] has the protocol.
+//! They pass [`UmemFrame`]s, so that a frame is on one side only. [`ring_cursor`] has the protocol; the
+//! kernel is trusted, but an index of it that makes no sense is not followed.
 
 use std::ffi::c_void;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
+use ring_cursor::{ConsumerCursor, ProducerCursor};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::net::xdp::{XdpDesc, XdpDescOptions, XdpRingFlags, XdpRingOffset};
 
-use super::cursor::{AtomicU32, ConsumerCursor, ProducerCursor};
 use super::umem::{PacketPlace, Umem, UmemFrame};
 
 /// The memory of a ring: indices, flags and places.
@@ -152,9 +153,9 @@ impl FillRing {
     /// Gives a frame to the kernel, which sees it after [`publish`](Self::publish). The ring has a place for
     /// each frame that is received into; should it have none, the frame is not used again.
     pub(super) fn put(&mut self, umem: &Umem, frame: UmemFrame) {
-        if self.cursor.has_room(self.memory.consumed()) {
+        if self.cursor.has_room(1, self.memory.consumed()) {
             self.memory.write(self.cursor.place(), umem.give(frame));
-            self.cursor.advance();
+            self.cursor.advance_by(1);
         }
     }
 
@@ -175,7 +176,7 @@ impl ReceiveRing {
             return None;
         }
         let XdpDesc { addr, len, options } = self.memory.read(self.cursor.place());
-        self.cursor.advance();
+        self.cursor.advance_by(1);
         let is_part = options.contains(XdpDescOptions::XDP_PKT_CONTD);
         let packet = umem.packet_at(addr, len).filter(|_| !is_part);
         Some(packet.ok_or(InvalidDescriptor))
@@ -193,7 +194,7 @@ pub(super) struct InvalidDescriptor;
 
 impl SendRing {
     pub(super) fn has_room(&mut self) -> bool {
-        self.cursor.has_room(self.memory.consumed())
+        self.cursor.has_room(1, self.memory.consumed())
     }
 
     /// Gives a frame with a packet of so many bytes to the kernel, which sees it after
@@ -204,7 +205,7 @@ impl SendRing {
         }
         let descriptor = XdpDesc { addr: umem.give(frame), len: bytes, options: XdpDescOptions::empty() };
         self.memory.write(self.cursor.place(), descriptor);
-        self.cursor.advance();
+        self.cursor.advance_by(1);
         Ok(())
     }
 
@@ -227,7 +228,7 @@ impl CompletionRing {
     pub(super) fn take(&mut self, umem: &Umem) -> Option<UmemFrame> {
         while self.cursor.has_next(self.memory.produced()) {
             let offset = self.memory.read(self.cursor.place());
-            self.cursor.advance();
+            self.cursor.advance_by(1);
             if let Some(frame) = umem.frame_at(offset) {
                 return Some(frame);
             }

@@ -5,10 +5,8 @@
 //! is sealed so that it cannot shrink under a reader. Invalid data ends the session; a peer can damage
 //! nothing but its own frames.
 //!
-//! Why it is right: only the sender writes the produced index and only the receiver the consumed index, each
-//! with release order after its copies, and the other side reads it with acquire order. So a record is read
-//! only after it was written, and overwritten only after it was read. Free-running indices make `produced -
-//! consumed` the bytes in use for every value of either, as the ring is smaller than 2^31 bytes.
+//! The indices are those of [`ring_cursor`], where each place is a byte: only the sender writes the produced
+//! index and only the receiver the consumed index.
 //!
 //! A record is 8 bytes (length, zero) and the frame, rounded up to 16. One that would cross the end of the
 //! ring starts at its beginning again, behind a record of length [`SKIP`]. Indices count bytes and wrap at
@@ -21,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use arrayvec::ArrayVec;
+use ring_cursor::{ConsumerCursor, OutsideRing, ProducerCursor};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -34,6 +33,7 @@ pub(crate) const MEMORY_BYTES: usize = PAGE_BYTES + 2 * RING_BYTES as usize;
 const PAGE_BYTES: usize = 4096;
 /// Indices of one direction: each alone in the pair of lines that x86 prefetches together.
 const INDICES_BYTES: usize = 256;
+const PRODUCED_OFFSET: usize = 0;
 const CONSUMED_OFFSET: usize = 128;
 const TAKEN_OFFSET: usize = 132;
 
@@ -115,20 +115,25 @@ impl Drop for SharedMemory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Invalid;
 
+impl From<OutsideRing> for Invalid {
+    fn from(_: OutsideRing) -> Self {
+        Self
+    }
+}
+
 /// The producer's end of a ring.
 #[derive(Debug)]
 pub(crate) struct RingSender {
     memory: Arc<SharedMemory>,
     ring: usize,
-    next: u32,
-    consumed: u32,
+    cursor: ProducerCursor,
     /// Frames appended, modulo 2^32.
     put: u32,
 }
 
 impl RingSender {
     pub(crate) fn new(memory: Arc<SharedMemory>, ring: usize) -> Self {
-        Self { memory, ring, next: 0, consumed: 0, put: 0 }
+        Self { memory, ring, cursor: ProducerCursor::new(RING_BYTES), put: 0 }
     }
 
     /// Appends a frame of at most [`MAX_FRAME_BYTES`]; the peer sees it after [`RingSender::publish`].
@@ -139,21 +144,21 @@ impl RingSender {
             return Ok(false);
         }
         let wanted = record_bytes(frame_bytes);
-        let to_end = RING_BYTES - (self.next & (RING_BYTES - 1));
+        let to_end = RING_BYTES - self.cursor.place();
         let skipped = if wanted > to_end { to_end } else { 0 };
         if !self.has_room(skipped + wanted)? {
             return Ok(false);
         }
         if skipped > 0 {
             self.write_header(SKIP);
-            self.next = self.next.wrapping_add(skipped);
+            self.cursor.advance_by(skipped);
         }
         self.write_header(frame_bytes);
-        let to = self.memory.place(self.ring, self.next.wrapping_add(HEADER_BYTES));
+        let to = self.memory.place(self.ring, self.cursor.position().wrapping_add(HEADER_BYTES));
         // SAFETY: the record is inside the ring (it does not cross its end), and its bytes belong to this
         // side until they are published; the frame is private memory of this process.
         unsafe { to.copy_from_nonoverlapping(frame.as_ptr(), frame.len()) };
-        self.next = self.next.wrapping_add(wanted);
+        self.cursor.advance_by(wanted);
         self.put = self.put.wrapping_add(1);
         Ok(true)
     }
@@ -164,28 +169,20 @@ impl RingSender {
     }
 
     fn has_room(&mut self, wanted: u32) -> Result<bool, Invalid> {
-        let fits = |consumed: u32| self.next.wrapping_sub(consumed).saturating_add(wanted) <= RING_BYTES;
-        if fits(self.consumed) {
-            return Ok(true);
+        if self.cursor.room() < wanted {
+            self.cursor.look(self.memory.index(self.ring, CONSUMED_OFFSET))?;
         }
-        let consumed = self.memory.index(self.ring, CONSUMED_OFFSET).load(Ordering::Acquire);
-        let advanced = consumed.wrapping_sub(self.consumed);
-        if advanced > self.next.wrapping_sub(self.consumed) {
-            return Err(Invalid);
-        }
-        let fits = fits(consumed);
-        self.consumed = consumed;
-        Ok(fits)
+        Ok(self.cursor.room() >= wanted)
     }
 
     fn write_header(&mut self, length: u32) {
         // Published by the index, later.
-        self.memory.header(self.ring, self.next).store(u64::from(length), Ordering::Relaxed);
+        self.memory.header(self.ring, self.cursor.position()).store(u64::from(length), Ordering::Relaxed);
     }
 
     /// Makes every appended frame visible to the peer.
     pub(crate) fn publish(&self) {
-        self.memory.index(self.ring, 0).store(self.next, Ordering::Release);
+        self.cursor.publish(self.memory.index(self.ring, PRODUCED_OFFSET));
     }
 
     /// Frames that the peer has not received, bounded by what the ring can hold.
@@ -204,14 +201,13 @@ pub(crate) type Places = ArrayVec<Range<usize>, BURST_FRAMES>;
 pub(crate) struct RingReceiver {
     memory: Arc<SharedMemory>,
     ring: usize,
-    next: u32,
-    produced: u32,
+    cursor: ConsumerCursor,
     taken: u32,
 }
 
 impl RingReceiver {
     pub(crate) fn new(memory: Arc<SharedMemory>, ring: usize) -> Self {
-        Self { memory, ring, next: 0, produced: 0, taken: 0 }
+        Self { memory, ring, cursor: ConsumerCursor::new(RING_BYTES), taken: 0 }
     }
 
     /// Copies up to `limit` frames to `frames`, one after the other, which must hold [`BURST_FRAMES`] of the
@@ -241,7 +237,7 @@ impl RingReceiver {
     /// Copies the next frame to the beginning of `to`, which must hold [`MAX_FRAME_BYTES`]; returns its
     /// length, or `None` if there is none.
     pub(crate) fn take(&mut self, to: &mut [u8]) -> Result<Option<usize>, Invalid> {
-        if self.next == self.produced && !self.refresh()? {
+        if self.cursor.published() == 0 && !self.refresh()? {
             return Ok(None);
         }
         let mut length = self.length()?;
@@ -255,60 +251,50 @@ impl RingReceiver {
             return Err(Invalid);
         }
         let record = record_bytes(length);
-        if record > self.published().min(self.to_end()) {
+        if record > self.cursor.published().min(self.cursor.to_end()) {
             return Err(Invalid);
         }
         let to = to.get_mut(..bytes).ok_or(Invalid)?;
-        let frame = self.memory.place(self.ring, self.next).wrapping_add(HEADER_BYTES as usize);
+        let frame = self.memory.place(self.ring, self.cursor.position()).wrapping_add(HEADER_BYTES as usize);
         // SAFETY: the record was checked to lie in the ring, and `to` is private memory of this process. The
         // peer may change the bytes meanwhile; the copy is the frame, and nothing was decided from the
         // original.
         unsafe { to.as_mut_ptr().copy_from_nonoverlapping(frame, to.len()) };
-        self.next = self.next.wrapping_add(record);
+        self.cursor.advance_by(record);
         self.taken = self.taken.wrapping_add(1);
         Ok(Some(bytes))
     }
 
     /// The length of the next record. The peer may change the word at any time.
     fn length(&self) -> Result<u32, Invalid> {
-        let header = self.memory.header(self.ring, self.next).load(Ordering::Relaxed);
+        let header = self.memory.header(self.ring, self.cursor.position()).load(Ordering::Relaxed);
         u32::try_from(header).map_err(|_| Invalid)
     }
 
     /// Continues at the beginning of the ring, where the record is that was published with the skipped one.
     fn skip(&mut self) -> Result<(), Invalid> {
-        if self.to_end() >= self.published() {
+        let to_end = self.cursor.to_end();
+        if to_end >= self.cursor.published() {
             return Err(Invalid);
         }
-        self.next = self.next.wrapping_add(self.to_end());
+        self.cursor.advance_by(to_end);
         Ok(())
-    }
-
-    /// Bytes up to the end of the ring.
-    fn to_end(&self) -> u32 {
-        RING_BYTES - (self.next & (RING_BYTES - 1))
-    }
-
-    /// Bytes that are known to be published and not taken.
-    fn published(&self) -> u32 {
-        self.produced.wrapping_sub(self.next)
     }
 
     /// Reads the peer's index; returns whether there is a record.
     fn refresh(&mut self) -> Result<bool, Invalid> {
-        let produced = self.memory.index(self.ring, 0).load(Ordering::Acquire);
-        let published = produced.wrapping_sub(self.next);
-        if published > RING_BYTES || !produced.is_multiple_of(RECORD_ALIGN) {
+        self.cursor.look(self.memory.index(self.ring, PRODUCED_OFFSET))?;
+        // Records begin and end at multiples of it, and so does this side.
+        if !self.cursor.published().is_multiple_of(RECORD_ALIGN) {
             return Err(Invalid);
         }
-        self.produced = produced;
-        Ok(published > 0)
+        Ok(self.cursor.published() > 0)
     }
 
     /// Gives the space of the received records back to the peer.
     pub(crate) fn publish(&self) {
         self.memory.index(self.ring, TAKEN_OFFSET).store(self.taken, Ordering::Relaxed);
-        self.memory.index(self.ring, CONSUMED_OFFSET).store(self.next, Ordering::Release);
+        self.cursor.publish(self.memory.index(self.ring, CONSUMED_OFFSET));
     }
 }
 
@@ -320,7 +306,7 @@ pub(crate) mod testing {
 
     impl SharedMemory {
         pub(in crate::link) fn set_produced(&self, ring: usize, value: u32) {
-            self.index(ring, 0).store(value, Ordering::Release);
+            self.index(ring, PRODUCED_OFFSET).store(value, Ordering::Release);
         }
 
         pub(in crate::link) fn set_consumed(&self, ring: usize, value: u32) {

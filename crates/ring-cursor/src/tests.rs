@@ -59,11 +59,11 @@ proptest! {
         for step in steps {
             match step {
                 Step::Put(number) => {
-                    let has_room = ring.producer.has_room(&ring.consumed);
+                    let has_room = ring.producer.has_room(1, &ring.consumed);
                     prop_assert_eq!(has_room, out < places);
                     if has_room {
                         ring.places[ring.producer.place() as usize] = number;
-                        ring.producer.advance();
+                        ring.producer.advance_by(1);
                         written.push_back(number);
                         out += 1;
                     }
@@ -77,7 +77,7 @@ proptest! {
                     prop_assert_eq!(has_next, !published.is_empty());
                     if let Some(number) = published.pop_front() {
                         prop_assert_eq!(ring.places[ring.consumer.place() as usize], number);
-                        ring.consumer.advance();
+                        ring.consumer.advance_by(1);
                         read += 1;
                     }
                 }
@@ -100,11 +100,38 @@ fn an_index_that_makes_no_sense_is_not_followed() {
     ring.produced.store(u32::MAX, Ordering::Relaxed);
     assert!(!ring.consumer.has_next(&ring.produced));
     for _ in 0..4 {
-        assert!(ring.producer.has_room(&ring.consumed));
-        ring.producer.advance();
+        assert!(ring.producer.has_room(1, &ring.consumed));
+        ring.producer.advance_by(1);
     }
     ring.consumed.store(5, Ordering::Relaxed);
-    assert!(!ring.producer.has_room(&ring.consumed));
+    assert!(!ring.producer.has_room(1, &ring.consumed));
     ring.consumed.store(1, Ordering::Relaxed);
-    assert!(ring.producer.has_room(&ring.consumed));
+    assert!(ring.producer.has_room(1, &ring.consumed));
+}
+
+#[test]
+fn a_look_returns_the_violation() {
+    let mut ring = Ring::new(4, u32::MAX - 1);
+    ring.produced.store(3, Ordering::Relaxed);
+    assert_eq!(ring.consumer.look(&ring.produced), Err(OutsideRing), "five places of four");
+    ring.produced.store(2, Ordering::Relaxed);
+    assert_eq!((ring.consumer.look(&ring.produced), ring.consumer.published()), (Ok(()), 4));
+    ring.producer.advance_by(2);
+    ring.consumed.store(1, Ordering::Relaxed);
+    assert_eq!(ring.producer.look(&ring.consumed), Err(OutsideRing), "more than was written");
+    ring.consumed.store(0, Ordering::Relaxed);
+    assert_eq!(ring.producer.look(&ring.consumed), Ok(()));
+    ring.consumed.store(u32::MAX, Ordering::Relaxed);
+    assert_eq!(ring.producer.look(&ring.consumed), Err(OutsideRing), "less than before");
+}
+
+#[test]
+fn a_limit_leaves_places_unused() {
+    let consumed = AtomicU32::new(0);
+    let mut producer = ProducerCursor::with_limit(4, 3);
+    assert_eq!(producer.room_for(4, &consumed), 3);
+    producer.advance_by(3);
+    assert!(!producer.has_room(1, &consumed));
+    consumed.store(2, Ordering::Relaxed);
+    assert_eq!(producer.room_for(1, &consumed), 2);
 }

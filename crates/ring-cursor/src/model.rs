@@ -2,9 +2,20 @@
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
+use loom::sync::atomic::AtomicU32;
 use loom::thread;
 
 use super::*;
+
+impl SharedIndex for AtomicU32 {
+    fn load_acquire(&self) -> u32 {
+        self.load(Ordering::Acquire)
+    }
+
+    fn store_release(&self, index: u32) {
+        self.store(index, Ordering::Release);
+    }
+}
 
 /// The ring: loom fails a run in which both sides touch a place without an order between them.
 struct Shared {
@@ -35,14 +46,14 @@ fn every_place_is_read_once_after_it_was_written_round_the_ring() {
         let producer = thread::spawn(move || {
             let mut cursor = ProducerCursor::new(2);
             for number in 0..COUNT {
-                while !cursor.has_room(&theirs.consumed) {
+                while !cursor.has_room(1, &theirs.consumed) {
                     thread::yield_now();
                 }
                 theirs.places[cursor.place() as usize].with_mut(|place| {
                     // SAFETY: loom checks it.
                     unsafe { place.write(number) };
                 });
-                cursor.advance();
+                cursor.advance_by(1);
                 cursor.publish(&theirs.produced);
             }
         });
@@ -54,7 +65,7 @@ fn every_place_is_read_once_after_it_was_written_round_the_ring() {
             // SAFETY: loom checks it.
             let number = ring.places[cursor.place() as usize].with(|place| unsafe { place.read() });
             assert_eq!(number, expected);
-            cursor.advance();
+            cursor.advance_by(1);
             cursor.publish(&ring.consumed);
         }
         producer.join().unwrap();
