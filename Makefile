@@ -223,7 +223,7 @@ endef
 
 loom: deps-build ## the rings of softnic, the cursors below rings, the flow table and the wake-ups, in every order that the memory model allows
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS='--cfg loom' CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
-	  CARGO_PROFILE_RELEASE_DEBUG=0 $(CARGO) test --locked -p softnic -p flow-table -p parking -p ring-cursor --lib --release -- ring:: left_right:: flag:: cursors::
+	  CARGO_PROFILE_RELEASE_DEBUG=0 $(CARGO) test --locked -p softnic -p flow-table -p parking -p ring-cursor --lib --release -- model:: left_right:: flag::
 
 # Without optimisation: each runs for seconds, and building it takes minutes.
 install_tool = CARGO_PROFILE_DEV_DEBUG=0 $(CARGO) install --locked --quiet --debug --root $(TOOLS)

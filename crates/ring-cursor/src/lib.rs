@@ -10,7 +10,7 @@
 //! index that would lead outside of the ring's content is never followed. Most users keep what they knew; a
 //! session with a peer ends with it ([`OutsideRing`]).
 //!
-//! `model` checks the protocol with loom: `RUSTFLAGS="--cfg loom" cargo test -p ring-cursor --lib cursors::
+//! `model` checks the protocol with loom: `RUSTFLAGS="--cfg loom" cargo test -p ring-cursor --lib model::
 //! --release`.
 //!
 //! ```
@@ -280,8 +280,7 @@ impl ConsumerCursor {
 
 #[cfg(test)]
 #[cfg(loom)]
-#[path = "model.rs"]
-mod cursors;
+mod model;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
