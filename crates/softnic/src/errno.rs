@@ -80,8 +80,7 @@ impl VerbErrno {
     }
 
     /// Returns the answer of an op that leaves errno as it was.
-    #[must_use]
-    pub const fn without_setting_errno(self) -> Self {
+    pub(crate) const fn without_setting_errno(self) -> Self {
         Self { is_set: false, ..self }
     }
 

@@ -12,12 +12,14 @@ pub const fn are_general() -> bool {
 /// Whether the instructions of x86-64-v3 may be used, where the processor has them.
 #[cfg(not(any(test, feature = "choose-paths")))]
 #[inline(always)]
-pub const fn may_be_v3() -> bool {
+pub(crate) const fn may_be_v3() -> bool {
     true
 }
 
 #[cfg(any(test, feature = "choose-paths"))]
-pub use choice::{Paths, are_general, choose, may_be_v3};
+pub(crate) use choice::may_be_v3;
+#[cfg(any(test, feature = "choose-paths"))]
+pub use choice::{Paths, are_general, choose};
 
 #[cfg(any(test, feature = "choose-paths"))]
 mod choice {
@@ -49,7 +51,7 @@ mod choice {
     }
 
     /// Whether the instructions of x86-64-v3 may be used, where the processor has them.
-    pub fn may_be_v3() -> bool {
+    pub(crate) fn may_be_v3() -> bool {
         CHOSEN.get() == Paths::Short
     }
 }

@@ -304,7 +304,7 @@ pub struct CompletionRules {
     /// packet the queue's number is its flow tag, and the vendor's error is a byte of the timestamp.
     pub overlays_fields: bool,
     /// Whether the flags of packets of work queues have the checksums; those of queue pairs always have.
-    pub checksums_of_work_queues: bool,
+    pub(crate) checksums_of_work_queues: bool,
     /// Whether a queue that is armed raises an event for completions that were not polled before.
     pub arming_counts_unpolled: bool,
     /// Whether `parent_domain` may also be a plain protection domain.
@@ -312,9 +312,9 @@ pub struct CompletionRules {
     /// `ibv_context.num_comp_vectors`.
     pub vectors: u32,
     /// `cq_mod_caps`: the most completions per event.
-    pub max_moderation_count: u16,
+    pub(crate) max_moderation_count: u16,
     /// The most microseconds until an event.
-    pub max_moderation_period_us: u16,
+    pub(crate) max_moderation_period_us: u16,
 }
 
 /// Protection, thread and parent domains, and the memory of their queues.
@@ -356,9 +356,9 @@ pub struct QueuePairRules {
     /// `tso_caps.max_tso`: bytes of a stream that one request can have segmented.
     pub max_tso_bytes: u32,
     /// Whether a send queue can be drained (the state SQD).
-    pub drains: bool,
+    pub(crate) drains: bool,
     /// `packet_pacing_caps.qp_rate_limit_max`, in kilobits per second; 0 where there are no rates.
-    pub max_rate_kbps: u32,
+    pub(crate) max_rate_kbps: u32,
 }
 
 /// Work queues.
@@ -366,11 +366,11 @@ pub struct WorkQueueRules {
     /// `ibv_wq_init_attr.create_flags`.
     pub create_flags: KnownBits,
     /// `ibv_wq_attr.flags_mask`.
-    pub modify_flags: KnownBits,
+    pub(crate) modify_flags: KnownBits,
     /// Whether DELAY_DROP is EPERM for a caller without CAP_SYS_RAWIO, whatever the device can do.
-    pub delay_drop_needs_raw_io: bool,
+    pub(crate) delay_drop_needs_raw_io: bool,
     /// Whether a queue can go from RESET to ERR.
-    pub fails_from_reset: bool,
+    pub(crate) fails_from_reset: bool,
 }
 
 /// Which hash fields can be combined.
@@ -387,9 +387,9 @@ pub(crate) enum HashCombinations {
 /// RSS queue pairs.
 pub struct RssRules {
     /// The answer to another hash function.
-    pub function_refusal: VerbErrno,
+    pub(crate) function_refusal: VerbErrno,
     /// The answer to another length of the key.
-    pub key_length_refusal: VerbErrno,
+    pub(crate) key_length_refusal: VerbErrno,
     /// The answer of an RSS queue pair to `create_flags`.
     pub create_flags_refusal: VerbErrno,
     /// The answer to `send_ops_flags`.
@@ -400,7 +400,7 @@ pub struct RssRules {
     /// Whether RSS queue pairs have a number; otherwise it is 0.
     pub numbered: bool,
     /// Whether RSS queue pairs have states of their own.
-    pub states: bool,
+    pub(crate) states: bool,
 }
 
 /// Hash fields and indirection tables.

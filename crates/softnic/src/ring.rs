@@ -233,14 +233,12 @@ impl RingProducer {
 
     /// The slot at `index`: to be read if it was filled, and not yet a ring ago.
     #[inline]
-    #[must_use]
-    pub fn peek(&self, index: u32) -> NonNull<u8> {
+    pub(crate) fn peek(&self, index: u32) -> NonNull<u8> {
         self.layout.slot(index)
     }
 
     /// Where the consumer stands. The index may be anything if the application wrote to it.
-    #[must_use]
-    pub fn consumed(&self) -> u32 {
+    pub(crate) fn consumed(&self) -> u32 {
         self.ring.indices.consumed().load_acquire()
     }
 
@@ -268,20 +266,18 @@ impl RingConsumer {
 
     /// Looks at the producer's index, unless `wanted` slots are known to be there.
     #[inline]
-    pub fn refresh(&mut self, wanted: u32) {
+    pub(crate) fn refresh(&mut self, wanted: u32) {
         self.cursor.refresh(wanted, self.ring.indices.produced());
     }
 
     /// How many slots there are to read, by the last look at the producer.
     #[inline]
-    #[must_use]
-    pub fn published(&self) -> u32 {
+    pub(crate) fn published(&self) -> u32 {
         self.cursor.published()
     }
 
     /// The slots from `position` on: to be read up to the next one, if they were not given back.
-    #[must_use]
-    pub fn slots_from(&self, position: u32) -> Slots<'_> {
+    pub(crate) fn slots_from(&self, position: u32) -> Slots<'_> {
         Slots { layout: self.layout, first: position, _ring: PhantomData }
     }
 
@@ -293,7 +289,7 @@ impl RingConsumer {
     }
 
     /// How many slots there are to read.
-    pub fn available(&mut self) -> u32 {
+    pub(crate) fn available(&mut self) -> u32 {
         self.refresh(u32::MAX);
         self.published()
     }
@@ -347,7 +343,7 @@ impl RingConsumer {
     }
 
     /// Gives back everything that was published, unread.
-    pub fn discard(&mut self) {
+    pub(crate) fn discard(&mut self) {
         while self.has_next() {
             self.cursor.skip_published();
         }

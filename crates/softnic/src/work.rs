@@ -12,7 +12,7 @@ use crate::limits::MAX_QPS;
 pub const MAX_TAGGED_NUMBER: u32 = 0x00ff_ffff;
 
 /// Queue pairs are numbered from here, away from QP 0 and 1 and from the numbers of work queues.
-pub const FIRST_QP_NUMBER: u32 = 0x11;
+pub(crate) const FIRST_QP_NUMBER: u32 = 0x11;
 
 /// The number of the queue pair in a slot.
 #[inline]
@@ -139,7 +139,7 @@ impl Cqe {
 
     /// Makes it that of a datagram from the queue pair in slot `from`. It has neither C-VLAN nor flow tag;
     /// who reads them all the same gets the value in their place, as with mlx5.
-    pub fn set_datagram(&mut self, from: u32, immediate: Option<u32>, solicited: bool) {
+    pub(crate) fn set_datagram(&mut self, from: u32, immediate: Option<u32>, solicited: bool) {
         self.flags |= FLAG_DATAGRAM;
         self.cvlan = from as u16;
         if let Some(immediate) = immediate {
@@ -164,13 +164,13 @@ impl Cqe {
     }
 
     /// Whether it is that of a receive request.
-    pub fn is_receive(&self) -> bool {
+    pub(crate) fn is_receive(&self) -> bool {
         self.flags & FLAG_RECEIVE != 0
     }
 
     /// Whether the sender wants the receiver to be woken.
     #[inline]
-    pub fn is_solicited(&self) -> bool {
+    pub(crate) fn is_solicited(&self) -> bool {
         self.flags & FLAG_SOLICITED != 0
     }
 
@@ -233,7 +233,7 @@ impl Element {
 
     /// The length and the key in one number.
     #[inline]
-    pub fn shape(&self) -> u64 {
+    pub(crate) fn shape(&self) -> u64 {
         u64::from(self.key) << u32::BITS | u64::from(self.bytes)
     }
 
