@@ -27,7 +27,7 @@
 //! producer.publish(&produced);
 //! assert!(consumer.has_next(&produced));
 //! ```
-#![cfg_attr(not(all(test, loom)), forbid(unsafe_code))]
+#![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
