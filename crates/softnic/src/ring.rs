@@ -73,7 +73,7 @@ impl Ring {
     /// locked: the allocator is the application's code.
     ///
     /// # Errors
-    /// EINVAL beyond [`MAX_SLOTS`], ENOMEM if there is no memory, and the refusal of `memory`.
+    /// EINVAL beyond `MAX_SLOTS`, ENOMEM if there is no memory, and the refusal of `memory`.
     pub fn make(
         entries: u32,
         slot_bytes: usize,
@@ -212,7 +212,7 @@ impl RingProducer {
         self.cursor.advance_by(slots);
     }
 
-    /// The index of the next slot, for [`RingProducer::rewind`] and [`RingProducer::peek`].
+    /// The index of the next slot, for [`RingProducer::rewind`].
     #[inline]
     #[must_use]
     pub fn position(&self) -> u32 {
