@@ -6,7 +6,6 @@
 use device_model::{DeviceModel, PriorityTable, TableFill};
 
 use crate::cube::Image;
-use crate::fit::mask_key::MaskKey;
 use crate::fit::packing::bins;
 use crate::mask_index::ByMask;
 use crate::rank::lower::{Candidate, CandidateId};
@@ -61,13 +60,19 @@ pub(crate) fn assign_priorities(profile: &DeviceModel, flows: &RankedFlows) -> A
         let most = assigned.widest.as_ref().map_or(1, |known| known.priorities);
         assigned.widest = found.filter(|found| found.priorities > most).or(assigned.widest.take());
     }
-    assign_last(candidates, &late, table, &mut assigned);
+    assign_last(candidates, &late, table, Reading::of(profile), &mut assigned);
     assigned
 }
 
 /// Flows that the device applies after all others, in the order of their ranks: where two of these overlap,
 /// the device looks first at the mask that was installed first.
-fn assign_last(candidates: &[Candidate], late: &[Ranked], limits: PriorityTable, assigned: &mut Assigned) {
+fn assign_last(
+    candidates: &[Candidate],
+    late: &[Ranked],
+    limits: PriorityTable,
+    reading: Reading,
+    assigned: &mut Assigned,
+) {
     if late.is_empty() {
         return;
     }
@@ -76,7 +81,7 @@ fn assign_last(candidates: &[Candidate], late: &[Ranked], limits: PriorityTable,
         let flows = late.iter().map(|ranked| (ranked.id, &candidates[ranked.id.index()]));
         for (id, candidate) in flows.filter(|(_, candidate)| candidate.is_sent() == is_sent) {
             assigned.flows.push(Prioritized { id, priority: assigned.priorities });
-            if !table.add(&candidate.cube.matchable_mask()) {
+            if !table.add(&reading.mask(&candidate.cube)) {
                 assigned.overflow = assigned.overflow.or(Some(id));
             }
         }
@@ -130,11 +135,56 @@ fn assign_rank(
 
 /// The flows by their masks as the device sees them, most numerous first.
 fn shapes(candidates: &[Candidate], flows: &[CandidateId], reading: Reading) -> Vec<Vec<CandidateId>> {
-    let mut by_mask: ByMask<MaskKey, Vec<CandidateId>> = ByMask::default();
+    let mut by_mask: ByMask<Image, Vec<CandidateId>> = ByMask::default();
     for id in flows {
-        by_mask.entry(MaskKey::of(&candidates[id.index()], reading)).or_default().push(*id);
+        by_mask.entry(reading.mask(&candidates[id.index()].cube)).or_default().push(*id);
     }
     let mut shapes: Vec<Vec<CandidateId>> = by_mask.into_values().collect();
     shapes.sort_by_key(|flows| (std::cmp::Reverse(flows.len()), flows.first().copied()));
     shapes
+}
+
+#[cfg(test)]
+mod tests {
+    use policy::{NoFiles, Source};
+
+    use super::*;
+
+    /// The priorities that rules with these keys take on an mlx5 whose priorities have room for one mask.
+    fn priorities(rules: &[&str]) -> Result<u16, String> {
+        let table = PriorityTable { entries: 8, groups: 1, group_entries: 8 };
+        let mlx5 = DeviceModel { priority_table: Some(table), ..DeviceModel::mlx5() };
+        let rule = |(index, keys): (usize, &&str)| {
+            format!("[[rules]]\nname = 'r{index}'\nmatch = {{ {keys} }}\naction = {{ steer = 'g' }}\n")
+        };
+        let rules: String = rules.iter().enumerate().map(rule).collect();
+        let text = format!("version = 1\n[groups.g]\nworkers = [0]\nhash = 'none'\n{rules}");
+        let (policy, _) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy");
+        let program = crate::compile(&policy, &mlx5, 1).map_err(|problems| problems.to_string())?;
+        Ok(program.priorities_used)
+    }
+
+    #[test]
+    fn protocols_without_ports_have_one_mask() {
+        let tcp = "family = 'ipv4', protocol = 'tcp'";
+        let udp = "family = 'ipv4', protocol = 'udp'";
+        assert_eq!(priorities(&[tcp, udp]), Ok(1));
+        let with_port = |keys: &str| format!("{keys}, dst_port = 53");
+        assert_eq!(priorities(&[&with_port(tcp), &with_port(udp)]), Ok(2));
+    }
+
+    #[test]
+    fn multicast_and_unicast_addresses_have_one_mask() {
+        assert_eq!(priorities(&["dst = '192.0.2.1'", "dst = '224.0.0.5'"]), Ok(1));
+        assert_eq!(priorities(&["dst = '192.0.2.1'", "src = '192.0.2.1'"]), Ok(2));
+    }
+
+    #[test]
+    fn the_last_priority_has_room_for_protocols_of_one_mask() {
+        let multicast =
+            |keys: &str| priorities(&[&format!("dst_mac = 'multicast', family = 'ipv4', {keys}")]);
+        assert_eq!(multicast("protocol = ['tcp', 'udp']"), Ok(1));
+        let refused = multicast("protocol = ['tcp', 'udp'], dst_port = 53").expect_err("two masks");
+        assert!(refused.contains("no room for all flows that match only multicast"), "{refused}");
+    }
 }
