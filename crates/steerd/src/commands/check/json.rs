@@ -35,7 +35,6 @@ struct Answer<'c> {
     traffic: Option<Traffic<'c>>,
     /// Where the packets that a daemon has counted would be decided; `null`: none was asked.
     counted: Option<CountedShare>,
-    /// Pairs of rules without whose overlap the device would decide more packets.
     sinks: Vec<SinkLine<'c>>,
     capacity: Option<&'c Capacity>,
     flow_groups: Option<&'c FlowGroups>,
