@@ -551,11 +551,14 @@ fn take(left: &mut Vec<Cube>, takers: &[Cube], lookups_left: &mut usize) {
     }
     *lookups_left -= lookups;
     let masked = |image: &Image, mask: &Image| std::array::from_fn(|word| image[word] & mask[word]);
-    let is_taken = |cube: &Cube| {
-        let mut wider = values.iter().filter(|(mask, _)| masked(mask, &cube.mask) == **mask);
-        wider.any(|(mask, values)| values.contains(&masked(&cube.value, mask)))
-    };
-    left.retain(|cube| !is_taken(cube));
+    // Cubes of one mask lie within takers of the same masks, and there are few masks.
+    let mut wider: HashMap<Image, Vec<(&Image, &HashSet<Image>)>> = HashMap::new();
+    left.retain(|cube| {
+        let of_mask = wider.entry(cube.mask).or_insert_with(|| {
+            values.iter().filter(|(mask, _)| masked(mask, &cube.mask) == **mask).collect()
+        });
+        !of_mask.iter().any(|(mask, values)| values.contains(&masked(&cube.value, mask)))
+    });
 }
 
 #[cfg(test)]
