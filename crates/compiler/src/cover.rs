@@ -53,7 +53,7 @@ pub(super) fn cover(policy: &Policy, model: &DeviceModel) -> (Vec<CoveredRule>, 
         let id = RuleId::of(index);
         let mut expansion = expand(&rule.matches, rule.direction, model).unwrap_or_else(|explosion| {
             problems.push(CoverProblem::Combinations(id, explosion));
-            Expansion::NOTHING
+            Expansion::default()
         });
         // A sniffer gets all packets, whatever its rule matches.
         if matches!(rule.action, Action::Sniff(_)) && expansion.cubes.first().copied() != everything() {

@@ -495,14 +495,14 @@ enum Taken {
 
 /// The cubes of a policy's rules, to find which earlier rules match all packets of a rule; slow, for
 /// diagnostics only.
-struct Covers(Vec<(Option<Expansion>, bool)>);
+struct Covers(Vec<(Expansion, bool)>);
 
 impl Covers {
     /// Covers every rule of a policy that compiles.
     fn of(policy: &Policy) -> Self {
         let ideal = DeviceModel::ideal();
         let cover = |rule: &RuleDefinition| {
-            let expansion = cover_match(&rule.matches, rule.direction, &ideal);
+            let expansion = cover_match(&rule.matches, rule.direction, &ideal).unwrap_or_default();
             let claims = !matches!(rule.action, Action::Copy(_) | Action::Sniff(_));
             (expansion, claims)
         };
@@ -512,16 +512,15 @@ impl Covers {
     /// Which earlier rules match the packets of a rule that gets none. The cubes of a hybrid rule cover more
     /// than its match, so hybrid rules are not named.
     fn taken_by(&self, rule: usize) -> Taken {
-        let expansion = self.0.get(rule).and_then(|(expansion, _)| expansion.as_ref());
-        let mut left = expansion.map(|expansion| expansion.cubes.clone()).unwrap_or_default();
+        let mut left = self.0.get(rule).map(|(expansion, _)| expansion.cubes.clone()).unwrap_or_default();
         if left.is_empty() {
             return Taken::Impossible;
         }
         let mut takers = Vec::new();
         let mut lookups_left = MAX_LOOKUPS;
         let deciding = self.0.iter().enumerate().take(rule).filter(|(_, (_, claims))| *claims);
-        let exact = deciding.filter_map(|(earlier, (other, _))| Some((earlier, other.as_ref()?)));
-        for (earlier, expansion) in exact.filter(|(_, other)| other.software.is_empty()) {
+        let exact = deciding.filter(|(_, (other, _))| other.software.is_empty());
+        for (earlier, (expansion, _)) in exact {
             let before = left.len();
             take(&mut left, &expansion.cubes, &mut lookups_left);
             if left.len() < before {

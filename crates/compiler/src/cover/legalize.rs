@@ -17,17 +17,13 @@ use program::{Errno, Feature, Match, UndecidedKey, UndecidedReason};
 /// The bit of the first octet that makes an address a group's.
 const GROUP_BIT: u64 = 1 << 40;
 
-/// The cubes that cover a match.
-#[derive(Clone, Debug)]
+/// The cubes that cover a match. The default is that of a match without packets.
+#[derive(Clone, Debug, Default)]
 pub struct Expansion {
     /// None: no packet can match.
     pub cubes: Vec<Cube>,
     /// The keys that the cubes do not match exactly.
     pub software: Vec<UndecidedKey>,
-}
-
-impl Expansion {
-    pub(crate) const NOTHING: Self = Self { cubes: Vec::new(), software: Vec::new() };
 }
 
 /// Removes from the cubes of a match the conditions that the device refuses.
