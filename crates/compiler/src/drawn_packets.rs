@@ -37,7 +37,7 @@ pub fn draw_packets(policy: &Policy, program: &Program, most: usize) -> Vec<Draw
     let drawn = (most / per_packet / rules).clamp(1, MAX_DRAWN);
     // Of very large policies, packets are drawn from some rules only.
     let stride = (per_packet * rules).div_ceil(most).max(1);
-    let (mut random, mut packets) = (Random(1), Vec::new());
+    let (mut random, mut packets) = (RandomSequence::new(1), Vec::new());
     let deciding = policy.rules.iter().enumerate().step_by(stride);
     for (index, rule) in deciding.filter(|(_, rule)| rule.action.decides(rule.direction)) {
         let expansion = expand(&rule.matches, rule.direction, &DeviceModel::ideal());
@@ -68,11 +68,19 @@ fn may_follow(protocol: IpProtocol, matches: &Match) -> bool {
         })
 }
 
-/// A linear congruential generator (Knuth, MMIX).
-struct Random(u64);
+/// A linear congruential generator (Knuth, MMIX): the same seed gives the same numbers everywhere.
+#[derive(Debug)]
+pub struct RandomSequence(u64);
 
-impl Random {
-    fn next(&mut self) -> u64 {
+impl RandomSequence {
+    /// A sequence that begins behind the seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// Returns the next number, of which the upper bits are the better ones.
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         // The upper bits are the better ones.
         self.0 ^ self.0 >> 32
@@ -80,7 +88,7 @@ impl Random {
 
     fn one_of<'c, T>(&mut self, list: &'c [T]) -> Option<&'c T> {
         let count = list.len() as u64;
-        list.get((self.next() >> 16).checked_rem(count)? as usize)
+        list.get((self.draw() >> 16).checked_rem(count)? as usize)
     }
 
     /// A packet of the cube of a match, also in the fields behind extension headers, which no cube has.
@@ -96,7 +104,7 @@ impl Random {
             .collect();
         let Some(protocol) = self.one_of(&protocols) else { return frame };
         let headers: FrameBuilder = cube.headers().protocol(*protocol);
-        let [src_port, dst_port] = [self.next() >> 16, self.next() >> 16].map(|port| port as u16);
+        let [src_port, dst_port] = [self.draw() >> 16, self.draw() >> 16].map(|port| port as u16);
         let usual = match *protocol {
             IpProtocol::TCP => headers.tcp(src_port, dst_port, 0x10),
             IpProtocol::UDP => headers.udp(src_port, dst_port),
@@ -115,7 +123,7 @@ impl Random {
     fn value_in(&mut self, values: &RangeSet<u32>) -> Option<u32> {
         let size = |(low, high): &(u32, u32)| u64::from(*high) - u64::from(*low) + 1;
         let count: u64 = values.ranges().iter().map(size).sum();
-        let mut place = (self.next() >> 16).checked_rem(count)?;
+        let mut place = (self.draw() >> 16).checked_rem(count)?;
         for range in values.ranges() {
             if place < size(range) {
                 return Some(range.0 + place as u32);
@@ -129,7 +137,7 @@ impl Random {
     fn filled(&mut self, cube: &Cube) -> Cube {
         let mut cube = *cube;
         for layers in [[HAS_IPV4, HAS_IPV6], [HAS_TCP, HAS_UDP]] {
-            let layer = layers[(self.next() >> 20) as usize % 2];
+            let layer = layers[(self.draw() >> 20) as usize % 2];
             let other = if layer == layers[0] { layers[1] } else { layers[0] };
             let with = |layer| cube.layer(layer, true).and_then(Cube::closed);
             cube = with(layer).or_else(|| with(other)).unwrap_or(cube);
@@ -143,7 +151,7 @@ impl Random {
         let slots = [(has_ip, addresses), (has_ports, ports)];
         for slot in slots.into_iter().filter(|(has, _)| *has).flat_map(|(_, slots)| slots) {
             let open = slot.ones() & !cube.mask_of(*slot);
-            let value = cube.value_of(*slot) | self.next() & open;
+            let value = cube.value_of(*slot) | self.draw() & open;
             cube = cube.with(*slot, value, slot.ones()).and_then(Cube::closed).unwrap_or(cube);
         }
         cube

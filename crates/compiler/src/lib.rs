@@ -53,7 +53,7 @@ pub use cost::worker_ps;
 pub use cover::legalize::Expansion;
 pub use cover::{MAX_FLOWS, cover_match};
 pub use diagnostics::{Obstacle, exclusion_remedy, reload_conflict};
-pub use drawn_packets::{DrawnPacket, draw_packets};
+pub use drawn_packets::{DrawnPacket, RandomSequence, draw_packets};
 pub use fit::packing::priorities_for;
 pub use flow_groups::FlowGroups;
 pub use job::Job;

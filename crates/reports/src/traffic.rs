@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use compiler::worker_ps;
+use compiler::{RandomSequence, worker_ps};
 use packet::DeepKey;
 use program::{Explanation, Program};
 use serde::Serialize;
@@ -130,23 +130,19 @@ const MAX_DECIDED: u64 = 1 << 20;
 #[derive(Debug)]
 pub struct TrafficSample {
     one_in: u64,
-    /// The state of a linear congruential generator (Knuth, MMIX).
-    state: u64,
+    random: RandomSequence,
 }
 
 impl TrafficSample {
     /// The shares of a capture of this many packets.
     #[must_use]
     pub fn of(packets: u64) -> Self {
-        Self { one_in: packets.div_ceil(MAX_DECIDED).max(1), state: 1 }
+        Self { one_in: packets.div_ceil(MAX_DECIDED).max(1), random: RandomSequence::new(1) }
     }
 
     /// Whether the next packet is chosen.
     pub fn takes(&mut self) -> bool {
-        self.state =
-            self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        // The upper bits are the better ones.
-        self.one_in == 1 || ((self.state ^ self.state >> 32) >> 16).is_multiple_of(self.one_in)
+        self.one_in == 1 || (self.random.draw() >> 16).is_multiple_of(self.one_in)
     }
 }
 
