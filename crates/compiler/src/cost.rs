@@ -4,11 +4,15 @@
 
 use std::collections::BTreeMap;
 
-use program::{Class, Decide, Program, RuleId};
+use packet::DeepKey;
+use program::{Class, Decide, Explanation, Program, RuleId};
 
 use crate::drawn_packets::DrawnPacket;
 use crate::flow_groups::FlowGroups;
 use crate::job::Job;
+
+/// The picoseconds of a nanosecond.
+pub const PS_PER_NS: u64 = 1000;
 
 /// Picoseconds, so that sums are exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,14 +33,35 @@ const MEASURED: CostModel = CostModel { receive: 10_600, parse: 14_400, compare:
 
 /// The time that a worker takes for a packet of a class, in picoseconds. `comparisons` is the number of rules
 /// that the packet is compared with, if it is known. Packets without a class reach no worker.
-#[must_use]
-pub fn worker_ps(class: Option<&Class>, comparisons: Option<u64>) -> u64 {
+fn worker_ps(class: Option<&Class>, comparisons: Option<u64>) -> u64 {
     let CostModel { receive, parse, compare, search } = MEASURED;
     match class {
         None => 0,
         Some(Class { decide: Decide::Exact(_), .. }) => receive,
         Some(class) if class.has_index() => receive + parse + search,
         Some(_) => receive + parse + compare * comparisons.unwrap_or(0),
+    }
+}
+
+/// The decision of a program on a packet.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    /// The flow, the worker and the rule.
+    pub explained: Explanation,
+    /// The number of rules that a worker compares the packet with; `None`: no worker decides it.
+    pub comparisons: Option<u64>,
+    /// The time that a worker takes for it, in picoseconds.
+    pub worker_ps: u64,
+}
+
+impl Decision {
+    /// The decision of the program on a received packet.
+    #[must_use]
+    pub fn of(program: &Program, key: &DeepKey) -> Self {
+        let explained = program.explain_deep(key);
+        let class = explained.class.and_then(|class| program.class(class));
+        let comparisons = class.and_then(|class| class.comparisons(key));
+        Self { worker_ps: worker_ps(class, comparisons), comparisons, explained }
     }
 }
 
@@ -62,15 +87,14 @@ pub(crate) fn install_ps(seconds: f64) -> f64 {
 /// together count as its weight.
 pub(crate) fn program_ps(job: &Job<'_>, packets: &[DrawnPacket], program: &Program) -> f64 {
     let groups = FlowGroups::of(program, job.profile);
-    let ps_per_group = u64::from(job.profile.ns_per_group.unwrap_or(0)) * 1000;
+    let ps_per_group = u64::from(job.profile.ns_per_group.unwrap_or(0)) * PS_PER_NS;
     let passed = |flow| groups.as_ref().map_or(0, |groups| groups.passed(flow)) * ps_per_group;
     let mut rules: BTreeMap<RuleId, (u64, u64)> = BTreeMap::new();
     for DrawnPacket { rule, key, .. } in packets {
-        let explained = program.explain_deep(key);
-        let class = explained.class.and_then(|class| program.class(class));
+        let Decision { explained, worker_ps, .. } = Decision::of(program, key);
         let (packets, ps) = rules.entry(*rule).or_default();
         *packets += 1;
-        *ps += worker_ps(class, class.and_then(|class| class.comparisons(key))) + passed(explained.flow);
+        *ps += worker_ps + passed(explained.flow);
     }
     let (mut total, mut sum) = (0.0, 0.0);
     for (rule, (packets, ps)) in rules {

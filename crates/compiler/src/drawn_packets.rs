@@ -14,6 +14,9 @@ use crate::cube::{
     SRC_LOW, SRC_PORT, Slot,
 };
 
+/// How often drawn packets are compared with a flow, at most, to look each of them up once in a program.
+pub const MAX_FLOWS_TRIED: usize = 1 << 22;
+
 /// The most packets drawn from one rule.
 const MAX_DRAWN: usize = 16;
 

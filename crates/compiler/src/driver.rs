@@ -29,7 +29,7 @@ use program::{Program, RuleId, UndecidedReason};
 use crate::capacity;
 use crate::cost::program_ps;
 use crate::cover::{self, CoveredRule, MAX_FLOWS};
-use crate::drawn_packets::draw_packets;
+use crate::drawn_packets::{MAX_FLOWS_TRIED, draw_packets};
 use crate::emit::assemble::{self, Placed};
 use crate::emit::separate;
 use crate::except::overlaps::{self, Overlaps};
@@ -54,9 +54,6 @@ const MAX_ROUNDS_FOR_DROPS: u32 = 2;
 /// The numbers of masks that are tried after the one that a device has room for. Programs of few masks also
 /// fit where a priority has few groups, or where another program is on the device.
 const FEWER_MASKS: [usize; 4] = [128, 48, 24, 12];
-
-/// How often packets are compared with a flow, at most, to find out what a program costs.
-const MAX_FLOWS_TRIED: usize = 1 << 22;
 
 /// The most selections that are tried.
 const MAX_SELECTIONS: u32 = 7;

@@ -49,11 +49,11 @@ use program::Program;
 
 pub use added_rule::{AddedRules, without_added_rules};
 pub use capacity::{Capacity, CapacityRow, PriorityUse};
-pub use cost::worker_ps;
+pub use cost::{Decision, PS_PER_NS};
 pub use cover::legalize::Expansion;
 pub use cover::{MAX_FLOWS, cover_match};
 pub use diagnostics::{Obstacle, exclusion_remedy, reload_conflict};
-pub use drawn_packets::{DrawnPacket, RandomSequence, draw_packets};
+pub use drawn_packets::{DrawnPacket, MAX_FLOWS_TRIED, RandomSequence, draw_packets};
 pub use fit::packing::priorities_for;
 pub use flow_groups::FlowGroups;
 pub use job::Job;

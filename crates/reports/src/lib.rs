@@ -27,9 +27,11 @@ mod rule_counter;
 mod share;
 mod traffic;
 
+pub use compiler::Decision;
+
 pub use check::{Check, RuleCheck};
 pub use device_room::{DeviceRoom, FormRoom};
 pub use report::{Decided, PolicingReport, Report, RuleReport, WorkerLimit, report};
 pub use rule_counter::RuleCounter;
 pub use share::{Share, Shares, hardware_share, shares};
-pub use traffic::{Amount, Decision, Decisions, TrafficSample, TrafficShare, TrafficShares};
+pub use traffic::{Amount, Decisions, TrafficSample, TrafficShare, TrafficShares};

@@ -3,18 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use compiler::{DrawnPacket, FlowGroups, Job, Weights, draw_packets, worker_ps};
-use packet::DeepKey;
+use compiler::{Decision, DrawnPacket, FlowGroups, Job, MAX_FLOWS_TRIED, PS_PER_NS, Weights, draw_packets};
 use policy::{Policy, Witness};
-use program::{Class, Explanation, Placement, Program, RuleId};
+use program::{Placement, Program, RuleId};
 use serde::Serialize;
 
-/// How often packets are compared with a flow, at most, to count those decided in hardware once.
-const MAX_FLOWS_TRIED: usize = 1 << 22;
 /// The most comparisons for the shares that are shown.
 const MAX_FLOWS_TRIED_FOR_SHARES: usize = 1 << 26;
-
-const PS_PER_NS: f64 = 1e3;
 
 /// How packets are decided.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -77,11 +72,10 @@ impl Share {
         }
     }
 
-    fn add(&mut self, key: &DeepKey, frame: &[u8], class: Option<&Class>) {
+    fn add(&mut self, frame: &[u8], decision: &Decision) {
         self.packets += 1;
-        let comparisons = class.and_then(|class| class.comparisons(key));
-        self.worker_ps += worker_ps(class, comparisons);
-        match comparisons {
+        self.worker_ps += decision.worker_ps;
+        match decision.comparisons {
             None => self.in_hardware += 1,
             Some(comparisons) => {
                 self.comparisons += comparisons;
@@ -97,11 +91,11 @@ impl Share {
 pub fn shares(policy: &Policy, program: &Program, flow_groups: Option<&FlowGroups>) -> Shares {
     let mut shares = Shares { all: Share::default(), rules: vec![Share::default(); program.rules.len()] };
     for DrawnPacket { frame, key, .. } in &draw_packets(policy, program, MAX_FLOWS_TRIED_FOR_SHARES) {
-        let (explained, class) = decision(program, key);
-        let groups = flow_groups.map(|groups| groups.passed(explained.flow));
-        let of_rule = shares.rules.get_mut(explained.outcome.rule.index());
+        let decision = Decision::of(program, key);
+        let groups = flow_groups.map(|groups| groups.passed(decision.explained.flow));
+        let of_rule = shares.rules.get_mut(decision.explained.outcome.rule.index());
         for share in of_rule.into_iter().chain([&mut shares.all]) {
-            share.add(key, frame, class);
+            share.add(frame, &decision);
             share.pass(groups);
         }
     }
@@ -118,28 +112,21 @@ pub fn hardware_share(job: &Job<'_>, program: &Program, weights: &Weights) -> Op
 
 /// The mean time per packet in nanoseconds; 0 if there are no packets.
 pub(crate) fn mean_ns(ps: u64, packets: u64) -> f64 {
-    ps as f64 / PS_PER_NS / packets.max(1) as f64
+    ps as f64 / PS_PER_NS as f64 / packets.max(1) as f64
 }
 
-/// The decision about a packet, and the class by which a worker makes it.
-fn decision<'p>(program: &'p Program, key: &DeepKey) -> (Explanation, Option<&'p Class>) {
-    let explained = program.explain_deep(key);
-    let class = explained.class.and_then(|class| program.class(class));
-    (explained, class)
-}
-
-/// The percentage of drawn packets that no worker compares with rules; `None`: there are none. The packets
-/// that a rule decides, of those drawn from it, together count as its weight. A rule that decides none of
-/// them counts by its placement: a hybrid one has no part in hardware. The default, from which no packet is
-/// drawn, does not count.
+/// The percentage of drawn packets that no worker compares with rules; `None`: no rule with drawn packets has
+/// a weight. The packets that a rule decides, of those drawn from it, together count as its weight. A rule
+/// that decides none of them counts by its placement: a hybrid one has no part in hardware. The default, from
+/// which no packet is drawn, does not count.
 fn hardware_percent(packets: &[DrawnPacket], program: &Program, weights: &Weights) -> Option<f64> {
     let mut rules: BTreeMap<RuleId, (u64, u64)> = BTreeMap::new();
     for drawn in packets {
-        let (explained, class) = decision(program, &drawn.key);
+        let Decision { explained, comparisons, .. } = Decision::of(program, &drawn.key);
         let (all, in_hardware) = rules.entry(drawn.rule).or_default();
         if explained.outcome.rule == drawn.rule {
             *all += 1;
-            *in_hardware += u64::from(class.is_none_or(Class::is_exact));
+            *in_hardware += u64::from(comparisons.is_none());
         }
     }
     let (mut total, mut part) = (0.0, 0.0);
@@ -159,8 +146,8 @@ fn hardware_percent(packets: &[DrawnPacket], program: &Program, weights: &Weight
 #[cfg(test)]
 mod tests {
     use device_model::DeviceModel;
-    use packet::IpProtocol;
     use packet::build::FrameBuilder;
+    use packet::{DeepKey, IpProtocol};
     use policy::{NoFiles, Source};
 
     use super::*;

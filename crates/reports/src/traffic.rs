@@ -3,9 +3,9 @@
 
 use std::collections::HashMap;
 
-use compiler::{RandomSequence, worker_ps};
+use compiler::{Decision, RandomSequence};
 use packet::DeepKey;
-use program::{Explanation, Program};
+use program::Program;
 use serde::Serialize;
 
 use crate::share::mean_ns;
@@ -30,17 +30,6 @@ impl Amount {
     }
 }
 
-/// The decision of a program on a packet.
-#[derive(Clone, Debug)]
-pub struct Decision {
-    /// The flow, the worker and the rule.
-    pub explained: Explanation,
-    /// The rules that a worker compares it with; `None`: no worker decides it.
-    pub comparisons: Option<u64>,
-    /// The time that a worker takes for it, in picoseconds.
-    pub worker_ps: u64,
-}
-
 /// The decisions of a program, of which the latest are kept.
 #[derive(Debug)]
 pub struct Decisions<'p> {
@@ -60,12 +49,7 @@ impl<'p> Decisions<'p> {
         if self.kept.len() >= MAX_KEPT && !self.kept.contains_key(key) {
             self.kept.clear();
         }
-        self.kept.entry(*key).or_insert_with(|| {
-            let explained = self.program.explain_deep(key);
-            let class = explained.class.and_then(|class| self.program.class(class));
-            let comparisons = class.and_then(|class| class.comparisons(key));
-            Decision { comparisons, worker_ps: worker_ps(class, comparisons), explained }
-        })
+        self.kept.entry(*key).or_insert_with(|| Decision::of(self.program, key))
     }
 }
 
