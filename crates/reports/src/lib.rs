@@ -33,5 +33,5 @@ pub use check::{Check, RuleCheck};
 pub use device_room::{DeviceRoom, FormRoom};
 pub use report::{Decided, PolicingReport, Report, RuleReport, WorkerLimit, report};
 pub use rule_counter::RuleCounter;
-pub use share::{Share, Shares, hardware_share, shares};
+pub use share::{Share, Shares, hardware_percent, shares};
 pub use traffic::{Amount, Decisions, TrafficSample, TrafficShare, TrafficShares};

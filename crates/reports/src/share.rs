@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use compiler::{Decision, DrawnPacket, FlowGroups, Job, MAX_FLOWS_TRIED, PS_PER_NS, Weights, draw_packets};
+use compiler::{Decision, DrawnPacket, FlowGroups, MAX_FLOWS_TRIED, PS_PER_NS, Weights, draw_packets};
 use policy::{Policy, Witness};
 use program::{Placement, Program, RuleId};
 use serde::Serialize;
@@ -103,11 +103,11 @@ pub fn shares(policy: &Policy, program: &Program, flow_groups: Option<&FlowGroup
 }
 
 /// The percentage of packets that the device decides, if each rule decides as many as its weight; `None`: no
-/// rule that packets are drawn from has a weight. Estimated with packets drawn from the rules; those of the
+/// rule with drawn packets has a weight. It is estimated with packets drawn from the rules; those of the
 /// default do not count.
 #[must_use]
-pub fn hardware_share(job: &Job<'_>, program: &Program, weights: &Weights) -> Option<f64> {
-    hardware_percent(&draw_packets(job.policy, program, MAX_FLOWS_TRIED), program, weights)
+pub fn hardware_percent(policy: &Policy, program: &Program, weights: &Weights) -> Option<f64> {
+    percent_of_drawn(&draw_packets(policy, program, MAX_FLOWS_TRIED), program, weights)
 }
 
 /// The mean time per packet in nanoseconds; 0 if there are no packets.
@@ -119,7 +119,7 @@ pub(crate) fn mean_ns(ps: u64, packets: u64) -> f64 {
 /// a weight. The packets that a rule decides, of those drawn from it, together count as its weight. A rule
 /// that decides none of them counts by its placement: a hybrid one has no part in hardware. The default, from
 /// which no packet is drawn, does not count.
-fn hardware_percent(packets: &[DrawnPacket], program: &Program, weights: &Weights) -> Option<f64> {
+fn percent_of_drawn(packets: &[DrawnPacket], program: &Program, weights: &Weights) -> Option<f64> {
     let mut rules: BTreeMap<RuleId, (u64, u64)> = BTreeMap::new();
     for drawn in packets {
         let Decision { explained, comparisons, .. } = Decision::of(program, &drawn.key);
@@ -207,7 +207,7 @@ mod tests {
         // The first one was drawn from a rule that does not decide it.
         let other = v6().extension(IpProtocol::HOP_BY_HOP).tcp(1, 80, 2).build();
         let packets = [packet(0, other), packet(1, v6().tcp(1, 80, 2).build())];
-        let percent = |weights: &[u64]| hardware_percent(&packets, &program, &Weights::new(weights.to_vec()));
+        let percent = |weights: &[u64]| percent_of_drawn(&packets, &program, &Weights::new(weights.to_vec()));
         assert_eq!(percent(&[0, 1, 0]), Some(100.0));
         assert_eq!(percent(&[1, 0, 0]), Some(0.0));
         assert_eq!(percent(&[1, 3, 0]), Some(75.0));

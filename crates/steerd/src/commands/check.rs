@@ -219,7 +219,8 @@ impl CountedShare {
         Self {
             packets,
             rules_without_counter: by_rule.iter().filter(|packets| packets.is_none()).count(),
-            in_hardware_percent: program.and_then(|program| reports::hardware_share(job, program, &weights)),
+            in_hardware_percent: program
+                .and_then(|program| reports::hardware_percent(job.policy, program, &weights)),
         }
     }
 }
