@@ -2,3 +2,4 @@
 
 mod device_room;
 mod placed;
+mod warnings;
