@@ -17,6 +17,7 @@ use crate::mask_index::ByMask;
 const ENTRIES: &str = "entries of one table";
 
 /// A limit that a program exceeds, at this rule if one rule shows it best.
+#[derive(Debug)]
 pub(super) struct Shortage {
     pub(super) rule: Option<RuleId>,
     pub(super) row: CapacityRow,

@@ -32,6 +32,7 @@ pub(super) struct CoveredRule {
 }
 
 /// A rule that has too many cubes.
+#[derive(Debug)]
 pub(super) enum CoverProblem {
     Combinations(RuleId, Explosion),
     /// The policy exceeds [`MAX_FLOWS`] at the rule.

@@ -161,10 +161,10 @@ impl Refused {
 }
 
 impl Job<'_> {
-    /// The program.
+    /// Compiles the policy; the problems are typed, for [`Problems::diagnostics`] and [`Problems::obstacles`].
     ///
     /// # Errors
-    /// Why there is none.
+    /// As [`compile`](crate::compile).
     pub fn program(&self) -> Result<Program, Problems> {
         self.program_within(MAX_SHARED_OF_FLOW)
     }

@@ -11,12 +11,14 @@ use program::{Group, GroupId, WorkerId};
 use crate::job::Job;
 
 /// A group with a problem.
+#[derive(Debug)]
 pub(super) struct RefusedGroup {
     pub(super) group: GroupId,
     pub(super) problem: GroupProblem,
 }
 
 /// A problem of a group.
+#[derive(Debug)]
 pub(super) enum GroupProblem {
     /// The group lists a worker that is not configured; `share` is its place in the list.
     UnknownWorker {
@@ -30,6 +32,7 @@ pub(super) enum GroupProblem {
 }
 
 /// A problem of the indirection table of a group.
+#[derive(Debug)]
 pub(super) enum TableProblem {
     /// The device has tables of consecutive workers only.
     NotConsecutive(TableFault),
@@ -53,7 +56,7 @@ pub(super) enum TableProblem {
 }
 
 /// Why the workers of a group make no table of consecutive workers.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) enum TableFault {
     Gap,
     Weights,

@@ -10,15 +10,15 @@ use crate::weights::Weights;
 /// The inputs of a compilation.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'p> {
-    /// The policy.
+    /// The policy that is compiled.
     pub policy: &'p Policy,
-    /// The device.
+    /// The model of the device that the policy is compiled for.
     pub profile: &'p DeviceModel,
-    /// The number of workers.
+    /// The number of workers among which groups choose theirs.
     pub workers: usize,
-    /// The program on the device, whose tags are kept.
+    /// The program that is on the device; a rule that is in both keeps its flow tag.
     pub previous: Option<&'p Program>,
-    /// How many packets each rule decides; `None`: all rules count alike.
+    /// The number of packets that each rule decides; `None`: all rules count alike.
     pub weights: Option<&'p Weights>,
 }
 

@@ -99,7 +99,7 @@ pub fn compile_with_shared_flows(
 }
 
 impl Job<'_> {
-    /// The program.
+    /// Compiles the policy; the problems are diagnostics with their places in the policy.
     ///
     /// # Errors
     /// As [`compile`].

@@ -11,6 +11,7 @@ use crate::groups::{GroupProblem, RefusedGroup, TableProblem};
 use crate::rank::lower::LowerProblem;
 
 /// One reason why a policy does not compile for a device.
+#[derive(Debug)]
 pub(super) enum Problem {
     /// The device has no flows that match packets.
     NoSteering,
@@ -24,7 +25,7 @@ pub(super) enum Problem {
 }
 
 /// The problems that the passes have found, in their order: an operator sees as many as possible at once.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Problems(Vec<Problem>);
 
 impl Problem {

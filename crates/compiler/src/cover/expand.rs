@@ -34,6 +34,7 @@ const MAX_COMBINATIONS: usize = 1 << 24;
 const DEI: u64 = 0x1000;
 
 /// A rule with too many combinations.
+#[derive(Debug)]
 pub(crate) struct Explosion {
     pub(crate) excess: Excess,
     /// The keys with their numbers of alternatives, most first.
@@ -41,7 +42,7 @@ pub(crate) struct Explosion {
 }
 
 /// More combinations than there may be.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Excess {
     /// How many there are, contradictory ones included.
     pub(crate) combinations: usize,

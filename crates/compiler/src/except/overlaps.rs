@@ -18,6 +18,7 @@ use crate::mask_index::{Front, MaskIndex};
 pub(crate) const MAX_STEPS_IN_ALL: usize = 1 << 24;
 
 /// Workers would test packets for too many rules in all classes together, up to that of this rule.
+#[derive(Debug)]
 pub(crate) struct TooManySteps(pub(crate) RuleId);
 
 /// The most comparisons of cubes for all classes of a program. Beyond it only what all cubes of each rule

@@ -28,12 +28,14 @@ pub(crate) enum Placement {
 }
 
 /// A reason why the device cannot have the flows of a policy.
+#[derive(Debug)]
 pub(crate) enum PlaceProblem {
     Rule(RuleId, RuleProblem),
     DefaultCannotDrop,
 }
 
 /// An ability that the device lacks for one rule.
+#[derive(Debug)]
 pub(crate) enum RuleProblem {
     /// A worker would have to see these packets, and there is no group.
     NeedsWorker {

@@ -12,6 +12,7 @@ use crate::rank::order::{Ranked, RankedFlows, Ranking};
 use crate::specs;
 
 /// Why a policy needs more priorities than there are.
+#[derive(Debug)]
 pub(crate) enum PriorityCause {
     /// One rank has so many masks that it takes several priorities.
     Masks { masks: usize, priorities: u32 },
@@ -22,6 +23,7 @@ pub(crate) enum PriorityCause {
 }
 
 /// Flows that the device has no room for.
+#[derive(Debug)]
 pub(crate) enum FlowProblem {
     /// The rule shows best why there are too few priorities.
     Priorities { rule: RuleId, needed: u32, cause: PriorityCause },

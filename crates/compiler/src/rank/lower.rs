@@ -19,6 +19,7 @@ use crate::rank::variants::{Variant, variants};
 pub(crate) const MAX_MASKS: usize = 1 << 14;
 
 /// A rule at which a policy exceeds a limit.
+#[derive(Debug)]
 pub(crate) enum LowerProblem {
     /// The limit is [`MAX_FLOWS`].
     Flows(RuleId),
