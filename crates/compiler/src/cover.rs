@@ -39,7 +39,8 @@ pub(super) enum CoverProblem {
     Flows(RuleId),
 }
 
-/// The cubes that cover a match as exactly as the device can; `None`: there would be too many.
+/// The cubes that cover a match as exactly as the device can; `None`: there would be more than 2^17
+/// (`MAX_CUBES_PER_RULE`), or more than 2^24 combinations of the keys would be tried (`MAX_COMBINATIONS`).
 #[must_use]
 pub fn cover_match(matches: &Match, direction: Direction, model: &DeviceModel) -> Option<Expansion> {
     expand(matches, direction, model).ok()

@@ -1,10 +1,11 @@
-//! Flows of many masks to as few priorities as they need, each of which has room for few masks.
+//! The packing of flows into priorities: each priority has room for few masks, so flows of many masks take
+//! several.
 
 use std::collections::VecDeque;
 
 use device_model::PriorityTable;
 
-/// How many priorities flows take of which each mask has so many.
+/// Returns the number of priorities that flows need; `masks` has the number of flows of each mask.
 #[must_use]
 pub fn priorities_for(masks: impl Iterator<Item = usize>, table: PriorityTable) -> u32 {
     let shapes: Vec<Vec<()>> = masks.map(|flows| vec![(); flows]).collect();
