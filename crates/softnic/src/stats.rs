@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use wire::GivenBack;
 
-/// What the number of a row counts, with regard to the frames that a port received.
+/// The part that a number has in the sum of received frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     /// Frames that came to this end, and are not lost.
@@ -120,9 +120,9 @@ impl PortStats {
         self.of_roles(|role| role == Role::Loss)
     }
 
-    fn of_roles(&self, is_one: fn(Role) -> bool) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+    fn of_roles(&self, is_counted: fn(Role) -> bool) -> impl Iterator<Item = (&'static str, u64)> + use<> {
         let rows = ROWS.iter().zip(self.to_array());
-        rows.filter(move |((_, role), _)| is_one(*role)).map(|((name, _), frames)| (*name, frames))
+        rows.filter(move |((_, role), _)| is_counted(*role)).map(|((name, _), frames)| (*name, frames))
     }
 
     /// Moves the frames that a wire could not give back to the kernel from those that were left to it to
@@ -274,6 +274,15 @@ mod tests {
         stats.copies_lost = 10;
         stats.wire_lost = 11;
         assert_eq!(PortStats::from_array(stats.to_array()), stats);
+    }
+
+    #[test]
+    fn each_end_is_counted_once() {
+        for end in FrameEnd::ALL {
+            let mut stats = PortStats::default();
+            stats.dispose(end, 1);
+            assert_eq!(stats.dispositions(), 1, "{end:?}");
+        }
     }
 
     #[test]
