@@ -1,6 +1,6 @@
 //! The counters of ports, in one table: the state, the metrics and their reference are made of its rows, and
 //! the sum of outcomes in the accounting. A new counter is a row here, beside the place that counts it,
-//! [`PortStats`]. A new reason to lose packets is a row there only.
+//! [`PortStats`]. A new disposition is a row in both; a new reason to lose packets is a row there only.
 
 use serde::Serialize;
 use softnic::PortStats;
@@ -79,5 +79,51 @@ port_counters! {
         sent_dropped_packets = tx_flow_dropped, "Sent packets dropped by egress rules before the wire.";
         lost_copies = copies_lost,
             "Copies lost for lack of room; their packets' own outcome is counted separately.";
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Counters with a different number in each field.
+    pub(crate) fn distinct_stats() -> PortStats {
+        PortStats {
+            rx_frames: 1,
+            rx_bytes: 2,
+            delivered: 3,
+            replicated: 4,
+            flow_dropped: 5,
+            unmatched: 6,
+            given_back: 7,
+            beyond_claims: 8,
+            passed: 9,
+            dropped_by_wire: 10,
+            split_frames: 11,
+            split_segments: 12,
+            tx_frames: 13,
+            tx_bytes: 14,
+            tx_errors: 15,
+            tx_flow_dropped: 16,
+            copies_lost: 17,
+            out_of_buffer: 18,
+            cq_overrun: 19,
+            oversize: 20,
+            runt: 21,
+            queue_not_ready: 22,
+            memory_fault: 23,
+            wire_lost: 24,
+            datagrams_lost: 25,
+            not_given_back_generic: 26,
+            not_given_back_too_long: 27,
+            not_given_back_refused: 28,
+        }
+    }
+
+    #[test]
+    fn outcomes_and_losses_are_the_dispositions_of_the_device() {
+        let stats = distinct_stats();
+        let lost: u64 = stats.losses().map(|(_, frames)| frames).sum();
+        assert_eq!(PortCounters::from(&stats).outcomes() + lost, stats.dispositions());
     }
 }

@@ -101,7 +101,8 @@ const fn histogram(
     Metric { kind: MetricType::HISTOGRAM, ..gauge(name, labels, help, series) }
 }
 
-/// A row for each metric. docs/reference/monitoring.md lists the same rows.
+/// A row for each metric. docs/reference/monitoring.md lists the same rows. There are three tables because the
+/// two groups of port counters, which [`port_counters`] declares, stand between them.
 fn metrics() -> impl Iterator<Item = Metric> {
     let ports = |rows: &'static [PortMetric]| rows.iter().map(Metric::of_ports);
     let received = BEFORE_PORT_COUNTERS.iter().copied().chain(ports(port_counters::RECEIVED));
@@ -176,7 +177,7 @@ static BEFORE_PORT_COUNTERS: &[Metric] = &[
         deciders),
 ];
 
-/// Those of ports between the counters of [`port_counters`].
+/// The metrics of claims and NIC filters, listed between the two groups of port counters.
 #[rustfmt::skip]
 static CLAIMS_AND_FILTERS: &[Metric] = &[
     gauge("steerd_port_claims", &["port"], "Different claims of the flows of a port with the wire af_xdp, those that drop and others.",

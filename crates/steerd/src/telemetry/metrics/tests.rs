@@ -3,6 +3,7 @@
 use program::HostReception;
 
 use super::*;
+use crate::port_counters::tests::distinct_stats;
 use crate::state::LatencyState;
 
 fn scene() -> State {
@@ -297,25 +298,7 @@ fn what_ports_count_is_there() {
 #[test]
 fn all_counters_of_a_port_are_in_metrics_and_state() {
     let mut state = scene();
-    state.ports[0].counters = Some(PortCounters {
-        received_packets: 1,
-        received_bytes: 2,
-        delivered_packets: 3,
-        replicated_packets: 4,
-        rule_dropped_packets: 5,
-        kernel_packets: 6,
-        given_back_packets: 7,
-        beyond_claims_packets: 8,
-        passed_packets: 9,
-        xdp_dropped_packets: 10,
-        split_packets: 11,
-        split_segments: 12,
-        sent_packets: 13,
-        sent_bytes: 14,
-        send_errors: 15,
-        sent_dropped_packets: 16,
-        lost_copies: 17,
-    });
+    state.ports[0].counters = Some(PortCounters::from(&distinct_stats()));
     state.ports[0].claims = Some(PortClaims::default());
     state.ports[0].nic_filters = Some(PortFilters::default());
     let text = render(&state).expect("text");
