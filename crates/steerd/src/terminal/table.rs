@@ -156,8 +156,8 @@ pub(crate) fn rules_table(rules: &Chosen<'_, &RuleState>, rates: &PerSecond) -> 
     grid.text()
 }
 
-/// The workers with their latencies, if there are any of `all`; `is_live`: also what matters only while they
-/// run.
+/// The workers with their latencies, if there are any of `all`; `is_live`: also the column "no buffer" and the
+/// marks "(stalled)" and "(queue failed)", which matter only while the workers run.
 pub(crate) fn workers_table(
     workers: &Chosen<'_, WorkerState>,
     all: &[WorkerState],
@@ -193,8 +193,9 @@ pub(crate) fn workers_table(
             number(sum(|worker| worker.received_packets)),
             bytes(sum(|worker| worker.received_bytes)),
             rate(workers.others.iter().map(|worker| worker_rate(rates, worker)).sum()),
-            known(workers.others.iter().map(|worker| worker.out_of_buffer_packets).sum()),
         ];
+        let out_of_buffer = || workers.others.iter().map(|worker| worker.out_of_buffer_packets).sum();
+        row.extend(is_live.then(|| known(out_of_buffer())));
         row.extend(regimes(|regime| workers.others.iter().map(|worker| time(worker, regime)).sum()));
         grid.row(row);
     }
@@ -636,6 +637,20 @@ mod tests {
         }
         let text = live(&state, &rates, 1000);
         assert!(!text.contains(" more"), "{text}");
+    }
+
+    #[test]
+    fn a_table_that_is_not_live_has_no_missing_buffers() {
+        let worker =
+            WorkerState { received_packets: 5, out_of_buffer_packets: Some(7), ..WorkerState::default() };
+        let workers = vec![worker; 3];
+        let summed = Chosen { shown: Vec::new(), others: workers.iter().collect() };
+        for is_live in [true, false] {
+            let text = workers_table(&summed, &workers, &PerSecond::default(), is_live);
+            assert!(text.contains("15"), "{text}");
+            assert_eq!(text.contains("21"), is_live, "{text}");
+            assert_eq!(text.contains("no buffer"), is_live, "{text}");
+        }
     }
 
     #[test]
