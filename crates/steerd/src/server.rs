@@ -10,18 +10,21 @@
 //!
 //! Whatever clients do, memory, threads, descriptors and time per client are bounded:
 //! - One request per connection (`Connection: close`): pipelined requests behind it are not answered.
-//! - At most [`CONNECTIONS_MAX`] connections. One more closes the oldest that has not sent its request yet,
-//!   so idle connections never block a request. If all have sent theirs, it waits until one ends. A
-//!   connection is not closed before it is [`REQUEST_TIME`] old: else many connections at once would close
-//!   one whose request is on its way. So connections are accepted at 3,000 a second as long as all are idle.
-//!   A closed connection counts until its thread has closed it.
-//! - Without a thread for a connection nothing is accepted, and nothing is closed.
+//! - At most [`CONNECTIONS_MAX`] connections. If another one waits, the oldest idle one is closed: it has not
+//!   sent the header of its request, or has its answer. A connection is kept for [`REQUEST_TIME`]: else many at
+//!   once would close one whose request is on its way. So about 2,000 connections a second are accepted while
+//!   there are idle ones, and those in the queue before a request delay it by as much.
+//! - If no connection is idle, the oldest busy one is closed, which is kept for [`Limits::busy`]. So clients
+//!   that do not read their answers delay others by about that time for [`CONNECTIONS_MAX`] connections.
+//! - A closed connection counts until its thread has closed it, which a client with descriptors, or a request
+//!   that computes, can delay. While that takes all places, nothing is accepted, which is logged.
+//! - Without a thread for a connection nothing is accepted; at most one connection is closed for its place.
 //! - The end of the server waits for no connection: their threads have only a weak reference to the router.
 //! - The request's header must arrive within [`HEADER_TIMEOUT`] and be no larger than [`HEADER_BYTES_MAX`]. A
 //!   router limits the body that it reads, and with [`Limits`] the whole exchange.
 //! - A client that does not read its answer for some time ([`Limits`]) is disconnected.
-//! - Without a free file descriptor (accept(2), EMFILE) the oldest connection without a request is closed,
-//!   and accepting goes on.
+//! - Without a free file descriptor (accept(2), EMFILE) the oldest idle connection is closed, and accepting
+//!   goes on.
 
 mod write_limit;
 
@@ -30,6 +33,7 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::net::TcpListener;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -44,6 +48,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::runtime::{self, Handle};
@@ -55,8 +60,6 @@ use write_limit::WriteLimit;
 
 /// Enough for several scrapers and users; systemd/steerd.service reserves descriptors for them.
 pub(crate) const CONNECTIONS_MAX: u32 = 64;
-/// The open connections and the one that is accepted next.
-const PLACES: u32 = CONNECTIONS_MAX + 1;
 pub(crate) const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 const HEADER_BYTES_MAX: usize = 16 * 1024;
 const HEADERS_MAX: usize = 64;
@@ -66,7 +69,7 @@ const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 const LINGER_BYTES_MAX: u64 = 64 * 1024;
 const ACCEPT_RETRY: Duration = Duration::from_millis(10);
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
-/// How long a connection is kept at least while others need its place.
+/// How long an idle connection is kept at least while others need its place.
 const REQUEST_TIME: Duration = Duration::from_millis(20);
 /// How long threads of connections may take to end before the runtime that they use does.
 const THREADS_END: Duration = Duration::from_millis(100);
@@ -94,6 +97,8 @@ pub(crate) struct Limits {
     pub(crate) name: &'static str,
     /// The longest exchange; `None`: the router limits the parts of an exchange itself.
     pub(crate) exchange: Option<Duration>,
+    /// How long a connection whose request is being answered is kept at least while others need its place.
+    pub(crate) busy: Duration,
     /// How long a client may leave what it is sent unread.
     pub(crate) write: Duration,
     /// Whether a client may close its sending side before it has read the answer. If not, closing it ends the
@@ -198,26 +203,82 @@ impl Accepting {
     }
 }
 
+impl AsFd for Accepting {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(listener) => listener.as_fd(),
+            Self::Unix(listener) => listener.as_fd(),
+        }
+    }
+}
+
+impl Accepting {
+    /// Whether a connection waits to be accepted.
+    fn has_waiting(&self) -> bool {
+        let mut listener = [PollFd::new(self, PollFlags::IN)];
+        poll(&mut listener, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+}
+
 /// A connection in the accept loop; it is closed when this is dropped.
 struct Connection {
     /// Closed once the connection is.
     open: oneshot::Sender<()>,
-    /// Whether its request has arrived completely.
-    asked: Arc<AtomicBool>,
+    /// Whether the header of its request has arrived and its answer has not been written.
+    is_busy: Arc<AtomicBool>,
     /// When it was accepted.
     since: Instant,
+}
+
+impl Connection {
+    fn is_busy(&self) -> bool {
+        self.is_busy.load(Ordering::Relaxed)
+    }
+}
+
+/// A thread that waits for the connection that is accepted next.
+struct WaitingThread {
+    accepted: oneshot::Sender<UnixClient>,
+    connection: Connection,
+}
+
+struct UnixClient {
+    stream: tokio::net::UnixStream,
+    peer: Option<Peer>,
+}
+
+/// Limits a message to one in [`LOG_INTERVAL`].
+#[derive(Default)]
+struct RareMessage {
+    logged: Option<Instant>,
+}
+
+impl RareMessage {
+    fn is_due(&mut self) -> bool {
+        let is_due = self.logged.is_none_or(|last| last.elapsed() >= LOG_INTERVAL);
+        if is_due {
+            self.logged = Some(Instant::now());
+        }
+        is_due
+    }
 }
 
 /// The connections of the accept loop.
 struct Connections<R> {
     router: Arc<R>,
-    /// [`PLACES`] of them, one for each connection until it is closed.
+    /// [`CONNECTIONS_MAX`] of them, one for each connection until it is closed, and for the waiting thread.
     places: Arc<Semaphore>,
     /// Oldest first; without those that the loop has closed.
     open: VecDeque<Connection>,
+    /// The thread for which accepting failed.
+    waiting: Option<WaitingThread>,
     spawn: Spawn,
     /// [`REQUEST_TIME`], but for tests.
     request_time: Duration,
+    /// [`Limits::busy`], but for tests.
+    busy_time: Duration,
+    accept_failed: RareMessage,
+    all_busy: RareMessage,
 }
 
 /// Starts a thread; tests have one that fails.
@@ -227,25 +288,26 @@ impl<R: Router> Connections<R> {
     fn new(router: R) -> Self {
         Self {
             router: Arc::new(router),
-            places: Arc::new(Semaphore::new(PLACES as usize)),
+            places: Arc::new(Semaphore::new(CONNECTIONS_MAX as usize)),
             open: VecDeque::new(),
+            waiting: None,
             spawn: Builder::spawn,
             request_time: REQUEST_TIME,
+            busy_time: R::LIMITS.busy,
+            accept_failed: RareMessage::default(),
+            all_busy: RareMessage::default(),
         }
     }
 
     /// Accepts connections until the task is cancelled.
     async fn accept(&mut self, listener: &Accepting) {
-        let mut logged: Option<Instant> = None;
         loop {
-            let place = self.place().await;
-            let Err(error) = self.accept_one(listener, place).await else { continue };
+            let Err(error) = self.accept_one(listener).await else { continue };
             // The client went away before it was accepted.
             if error.kind() == io::ErrorKind::ConnectionAborted {
                 continue;
             }
-            if logged.is_none_or(|last| last.elapsed() >= LOG_INTERVAL) {
-                logged = Some(Instant::now());
+            if self.accept_failed.is_due() {
                 tracing::warn!("HTTP connections cannot be accepted: {error}{}", lacking(&error));
             }
             if matches!(Errno::from_io_error(&error), Some(Errno::MFILE | Errno::NFILE)) {
@@ -255,12 +317,12 @@ impl<R: Router> Connections<R> {
         }
     }
 
-    /// Waits for a place; while there is none, idle connections are closed.
-    async fn place(&mut self) -> OwnedSemaphorePermit {
+    /// Waits for a place. While there is none, connections are closed for one that waits to be accepted.
+    async fn place(&mut self, listener: &Accepting) -> OwnedSemaphorePermit {
         loop {
             self.open.retain(|connection| !connection.open.is_closed());
-            if self.places.available_permits() == 0 {
-                self.close_idle();
+            if self.places.available_permits() == 0 && listener.has_waiting() {
+                self.make_place();
             }
             let place = Arc::clone(&self.places).acquire_owned();
             if let Ok(Ok(place)) = timeout(ACCEPT_RETRY, place).await {
@@ -269,59 +331,100 @@ impl<R: Router> Connections<R> {
         }
     }
 
-    /// Closes the oldest connection without a request, if it is old enough.
-    fn close_idle(&mut self) {
-        let may_be_closed =
-            |one: &Connection| !one.asked.load(Ordering::Relaxed) && one.since.elapsed() >= self.request_time;
-        if let Some(oldest) = self.open.iter().position(may_be_closed) {
-            self.open.remove(oldest);
+    fn make_place(&mut self) {
+        if self.close_idle() || self.close_oldest(true, self.busy_time) {
+            return;
+        }
+        if self.open.iter().all(Connection::is_busy) && self.all_busy.is_due() {
+            tracing::warn!(
+                "no HTTP connection can be accepted: {CONNECTIONS_MAX} are being answered or closed"
+            );
         }
     }
 
-    async fn accept_one(&mut self, listener: &Accepting, place: OwnedSemaphorePermit) -> io::Result<()> {
-        let asked = Arc::new(AtomicBool::new(false));
-        let (open, closed) = oneshot::channel();
-        let router = Arc::downgrade(&self.router);
-        let exchange = Exchange { router, asked: Arc::clone(&asked), closed, place };
-        match listener {
-            Accepting::Tcp(listener) => {
-                let (stream, _) = listener.accept().await?;
+    fn close_idle(&mut self) -> bool {
+        self.close_oldest(false, self.request_time)
+    }
+
+    /// Closes the oldest connection that is busy or not, if it is old enough; returns whether there is one.
+    fn close_oldest(&mut self, is_busy: bool, kept: Duration) -> bool {
+        let may_be_closed = |one: &Connection| one.is_busy() == is_busy && one.since.elapsed() >= kept;
+        let oldest = self.open.iter().position(may_be_closed);
+        oldest.and_then(|oldest| self.open.remove(oldest)).is_some()
+    }
+
+    async fn accept_one(&mut self, listener: &Accepting) -> io::Result<()> {
+        let connection = match listener {
+            Accepting::Tcp(tcp) => {
+                let place = self.place(listener).await;
+                let (stream, _) = tcp.accept().await?;
+                let (exchange, connection) = self.connection(place);
                 tokio::spawn(exchange.serve(stream, None));
+                connection
             }
-            Accepting::Unix(listener) => {
-                let (accepted, stream) = oneshot::channel();
-                // The server's thread drives its timers and waits for its socket; reads and writes are on its
-                // own thread.
-                let runtime = Handle::current();
-                let serve = async {
-                    if let Ok((stream, peer)) = stream.await {
-                        exchange.serve(stream, peer).await;
+            Accepting::Unix(unix) => {
+                let thread = match self.waiting.take() {
+                    Some(thread) => thread,
+                    None => {
+                        let place = self.place(listener).await;
+                        self.start_thread(place)?
                     }
                 };
-                let builder = Builder::new().name(format!("{} client", R::LIMITS.name));
-                (self.spawn)(builder, Box::new(move || runtime.block_on(serve)))?;
-                let (stream, _) = listener.accept().await?;
+                let stream = match unix.accept().await {
+                    Ok((stream, _)) => stream,
+                    Err(error) => {
+                        self.waiting = Some(thread);
+                        return Err(error);
+                    }
+                };
                 let peer = stream.peer_cred().ok().map(|peer| Peer { uid: peer.uid() });
                 // The thread waits for it.
-                let _ = accepted.send((stream, peer));
+                let _ = thread.accepted.send(UnixClient { stream, peer });
+                thread.connection
             }
-        }
-        self.open.push_back(Connection { open, asked, since: Instant::now() });
+        };
+        self.open.push_back(Connection { since: Instant::now(), ..connection });
         Ok(())
+    }
+
+    /// The exchange of a connection, and the connection in the accept loop.
+    fn connection(&self, place: OwnedSemaphorePermit) -> (Exchange<R>, Connection) {
+        let is_busy = Arc::new(AtomicBool::new(false));
+        let (open, closed) = oneshot::channel();
+        let router = Arc::downgrade(&self.router);
+        let exchange = Exchange { router, is_busy: Arc::clone(&is_busy), closed, place };
+        (exchange, Connection { open, is_busy, since: Instant::now() })
+    }
+
+    fn start_thread(&self, place: OwnedSemaphorePermit) -> io::Result<WaitingThread> {
+        let (exchange, connection) = self.connection(place);
+        let (accepted, client) = oneshot::channel::<UnixClient>();
+        // The server's thread drives its timers and waits for its socket; reads and writes are on its own
+        // thread.
+        let runtime = Handle::current();
+        let serve = async {
+            if let Ok(UnixClient { stream, peer }) = client.await {
+                exchange.serve(stream, peer).await;
+            }
+        };
+        let builder = Builder::new().name(format!("{} client", R::LIMITS.name));
+        (self.spawn)(builder, Box::new(move || runtime.block_on(serve)))?;
+        Ok(WaitingThread { accepted, connection })
     }
 
     /// Waits for their threads for a short time only: nobody waits any more for what is computed for a
     /// client.
     async fn close_all(mut self) {
         self.open.clear();
-        let _ = timeout(THREADS_END, self.places.acquire_many(PLACES)).await;
+        self.waiting = None;
+        let _ = timeout(THREADS_END, self.places.acquire_many(CONNECTIONS_MAX)).await;
     }
 }
 
 /// The one exchange of a connection.
 struct Exchange<R> {
     router: Weak<R>,
-    asked: Arc<AtomicBool>,
+    is_busy: Arc<AtomicBool>,
     closed: oneshot::Receiver<()>,
     place: OwnedSemaphorePermit,
 }
@@ -329,25 +432,25 @@ struct Exchange<R> {
 impl<R: Router> Exchange<R> {
     /// Ends when the accept loop closes the connection.
     async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send, peer: Option<Peer>) {
-        let Self { router, asked, closed, place } = self;
+        let Self { router, is_busy, closed, place } = self;
         tokio::select! {
             // First: once it is closed, the runtime may end.
             biased;
             _ = closed => {}
-            () = exchange(stream, peer, router, asked) => {}
+            () = exchange(stream, peer, router, &is_busy) => {}
         }
         // The stream is closed.
         drop(place);
     }
 }
 
-async fn exchange<S, R>(stream: S, peer: Option<Peer>, router: Weak<R>, asked: Arc<AtomicBool>)
+async fn exchange<S, R>(stream: S, peer: Option<Peer>, router: Weak<R>, is_busy: &AtomicBool)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send,
     R: Router,
 {
     let service = service_fn(move |request: Request<Incoming>| {
-        asked.store(true, Ordering::Relaxed);
+        is_busy.store(true, Ordering::Relaxed);
         let router = router.upgrade();
         async move {
             let Some(router) = router else {
@@ -375,6 +478,7 @@ where
     };
     match served.await {
         Ok(Ok(parts)) => {
+            is_busy.store(false, Ordering::Relaxed);
             let _ = timeout(LINGER_TIMEOUT, linger(parts.io.into_inner())).await;
         }
         Ok(Err(error)) => tracing::debug!("an HTTP connection ended early: {error}"),

@@ -35,6 +35,8 @@ use crate::terminal::output::Versioned;
 pub(super) const CAPTURE_HEADER: HeaderName = HeaderName::from_static(api::CAPTURE_HEADER);
 /// How long a client may leave its answer unread: whoever looks at a capture may pause.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(300);
+/// How long a request is not given up for others: reloads and comparisons of large policies take that long.
+const BUSY_TIME: Duration = Duration::from_secs(60);
 /// How long a client may take to send a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most comparisons of policies at once: each takes a core and the memory of two policies.
@@ -126,7 +128,8 @@ pub(super) struct Api {
 }
 
 impl Router for Api {
-    const LIMITS: Limits = Limits { name: "api", exchange: None, write: WRITE_TIMEOUT, half_close: false };
+    const LIMITS: Limits =
+        Limits { name: "api", exchange: None, busy: BUSY_TIME, write: WRITE_TIMEOUT, half_close: false };
 
     async fn answer(&self, request: Request<Incoming>, peer: Option<Peer>) -> Answer {
         match self.called(request, peer).await {

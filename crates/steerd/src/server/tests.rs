@@ -9,8 +9,13 @@ use super::*;
 struct Nothing;
 
 impl Router for Nothing {
-    const LIMITS: Limits =
-        Limits { name: "test", exchange: None, write: Duration::from_secs(60), half_close: false };
+    const LIMITS: Limits = Limits {
+        name: "test",
+        exchange: None,
+        busy: Duration::from_secs(60),
+        write: Duration::from_secs(60),
+        half_close: false,
+    };
 
     async fn answer(&self, _: Request<Incoming>, _: Option<Peer>) -> Answer {
         text(StatusCode::OK, "")
@@ -28,6 +33,22 @@ fn connect(path: &Path) -> UnixStream {
     let client = UnixStream::connect(path).expect("connected");
     client.set_nonblocking(true).expect("an option");
     client
+}
+
+/// A client that has sent its request.
+fn asking(path: &Path) -> UnixStream {
+    let mut client = connect(path);
+    client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").expect("sent");
+    client
+}
+
+fn is_answered(mut client: &UnixStream) -> bool {
+    let mut answer = [0; 256];
+    client.read(&mut answer).is_ok_and(|bytes| answer[..bytes].starts_with(b"HTTP/1.1 200 OK"))
+}
+
+fn all_are_busy<R: Router>(connections: &Connections<R>) -> bool {
+    connections.open.len() == CONNECTIONS_MAX as usize && connections.open.iter().all(Connection::is_busy)
 }
 
 fn is_open(mut client: &UnixStream) -> bool {
@@ -60,7 +81,8 @@ fn run(test: impl AsyncFnOnce(Accepting, std::path::PathBuf)) {
     });
 }
 
-/// A server that has no thread for a new connection keeps those that it has, and accepts no more.
+/// A server with places, but without a thread for a new connection keeps those that it has, and accepts no
+/// more.
 #[test]
 fn without_threads_nothing_is_closed_or_accepted() {
     run(async |listener, path| {
@@ -86,8 +108,8 @@ fn a_connection_is_kept_until_it_can_have_asked() {
         let mut connections = Connections::new(Nothing);
         // Longer than the test.
         connections.request_time = Duration::from_secs(3600);
-        let clients: Vec<_> = (0..PLACES + 5).map(|_| connect(&path)).collect();
-        let all_places = |connections: &Connections<_>| connections.open.len() == PLACES as usize;
+        let clients: Vec<_> = (0..CONNECTIONS_MAX + 5).map(|_| connect(&path)).collect();
+        let all_places = |connections: &Connections<_>| connections.open.len() == CONNECTIONS_MAX as usize;
         accept_until(&mut connections, &listener, all_places).await;
         accept_for_some_time(&mut connections, &listener).await;
         assert!(all_places(&connections), "the others wait in the queue of the socket");
@@ -96,7 +118,7 @@ fn a_connection_is_kept_until_it_can_have_asked() {
         let closed = || clients.iter().take_while(|client| !is_open(client)).count();
         let all = |connections: &Connections<_>| closed() + connections.open.len() == clients.len();
         accept_until(&mut connections, &listener, all).await;
-        assert!(closed() > 5 && clients[closed()..].iter().all(is_open), "the oldest are closed");
+        assert!(closed() >= 5 && clients[closed()..].iter().all(is_open), "the oldest are closed");
         connections.close_all().await;
     });
 }
@@ -113,19 +135,59 @@ fn a_connection_that_has_asked_is_not_closed() {
     }
     run(async |listener, path| {
         let mut connections = Connections::new(Slow);
-        let mut asking = connect(&path);
-        asking.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").expect("sent");
-        let has_asked = |connections: &Connections<_>| {
-            connections.open.front().is_some_and(|one| one.asked.load(Ordering::Relaxed))
-        };
+        let asking = asking(&path);
+        let has_asked =
+            |connections: &Connections<_>| connections.open.front().is_some_and(Connection::is_busy);
         accept_until(&mut connections, &listener, has_asked).await;
         connections.request_time = Duration::ZERO;
-        let idle: Vec<_> = (0..2 * PLACES).map(|_| connect(&path)).collect();
+        let idle: Vec<_> = (0..2 * CONNECTIONS_MAX).map(|_| connect(&path)).collect();
         let closed = || idle.iter().take_while(|client| !is_open(client)).count();
         let all = |connections: &Connections<_>| closed() + connections.open.len() == idle.len() + 1;
         accept_until(&mut connections, &listener, all).await;
         assert!(is_open(&asking), "after {} others were closed", closed());
-        assert!(closed() > PLACES as usize, "{}", closed());
+        assert!(closed() > CONNECTIONS_MAX as usize, "{}", closed());
+        connections.close_all().await;
+    });
+}
+
+/// A place that a client takes by not reading its answer is given to another one in time, not before.
+#[test]
+fn a_request_is_answered_while_others_do_not_read() {
+    struct Large;
+    impl Router for Large {
+        const LIMITS: Limits = Nothing::LIMITS;
+        async fn answer(&self, _: Request<Incoming>, _: Option<Peer>) -> Answer {
+            // More than the socket takes.
+            whole(vec![0; 4 << 20])
+        }
+    }
+    run(async |listener, path| {
+        let mut connections = Connections::new(Large);
+        connections.busy_time = Duration::from_secs(3600);
+        let clients: Vec<_> = (0..CONNECTIONS_MAX).map(|_| asking(&path)).collect();
+        accept_until(&mut connections, &listener, all_are_busy).await;
+        accept_for_some_time(&mut connections, &listener).await;
+        assert!(all_are_busy(&connections), "nobody needs their places");
+        let client = asking(&path);
+        accept_for_some_time(&mut connections, &listener).await;
+        assert!(all_are_busy(&connections) && !is_answered(&client), "it waits in the queue");
+        connections.busy_time = Duration::ZERO;
+        accept_until(&mut connections, &listener, |_| is_answered(&client)).await;
+        drop(clients);
+        connections.close_all().await;
+    });
+}
+
+/// A client that has its answer and does not close its connection takes no place from others.
+#[test]
+fn an_answered_connection_is_idle() {
+    run(async |listener, path| {
+        let mut connections = Connections::new(Nothing);
+        let client = asking(&path);
+        accept_until(&mut connections, &listener, |connections| !connections.open.is_empty()).await;
+        let is_busy = Arc::clone(&connections.open[0].is_busy);
+        accept_until(&mut connections, &listener, |_| is_answered(&client)).await;
+        accept_until(&mut connections, &listener, |_| !is_busy.load(Ordering::Relaxed)).await;
         connections.close_all().await;
     });
 }

@@ -27,6 +27,8 @@ use access::Access;
 
 /// The most time of an exchange: as long as Prometheus waits for a scrape by default.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a request is not given up for others: the pages are usually rendered and sent in less time.
+const BUSY_TIME: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
@@ -133,8 +135,13 @@ struct Answers {
 }
 
 impl Router for Answers {
-    const LIMITS: Limits =
-        Limits { name: "http", exchange: Some(EXCHANGE_TIMEOUT), write: EXCHANGE_TIMEOUT, half_close: true };
+    const LIMITS: Limits = Limits {
+        name: "http",
+        exchange: Some(EXCHANGE_TIMEOUT),
+        busy: BUSY_TIME,
+        write: EXCHANGE_TIMEOUT,
+        half_close: true,
+    };
 
     async fn answer(&self, request: Request<Incoming>, _peer: Option<Peer>) -> Answer {
         let request = request.into_parts().0;
