@@ -6,7 +6,8 @@
 //! reason is that clients can send descriptors (SCM_RIGHTS in unix(7)). The kernel closes those that are not
 //! received on the thread that reads or closes the connection, and that may block for long, such as a TCP
 //! socket with SO_LINGER and unsent data (socket(7)). Then only that connection waits. Its thread is started
-//! before it is accepted, so the server's thread never has to close it.
+//! before it is accepted, so the server's thread never has to close it. A unix socket's listener stays open at
+//! the end of the server, because closing it would close the connections in its queue on the server's thread.
 //!
 //! Whatever clients do, memory, threads, descriptors and time per client are bounded:
 //! - One request per connection (`Connection: close`): pipelined requests behind it are not answered.
@@ -134,6 +135,11 @@ impl Server {
                 _ = stopped => {}
             }
             connections.close_all().await;
+            match listener {
+                Accepting::Tcp(_) => {}
+                // Closing it closes the connections in its queue, with descriptors whose close may block.
+                Accepting::Unix(listener) => std::mem::forget(listener),
+            }
             Ok::<(), io::Error>(())
         };
         let thread = Builder::new().name(R::LIMITS.name.into()).spawn(move || {

@@ -717,7 +717,8 @@ fn as_user<T: Send>(user: u32, act: impl FnOnce() -> T + Send) -> Option<T> {
 }
 
 /// A user opens more connections than are served, again and again, and asks nothing; some have descriptors
-/// whose close blocks. Root and another user are served meanwhile, and the daemon ends in time.
+/// whose close blocks. Root and another user are served meanwhile. Then connections whose close blocks take all
+/// places and wait in the queue of the socket; the daemon ends in time.
 #[test]
 fn a_user_with_idle_connections_keeps_nobody_else_from_the_api() {
     use std::os::unix::fs::PermissionsExt;
@@ -727,17 +728,20 @@ fn a_user_with_idle_connections_keeps_nobody_else_from_the_api() {
     let place = Place::new(STEER_DNS);
     std::fs::set_permissions(place.folder.path(), PermissionsExt::from_mode(0o755)).expect("mode");
     let mut command = place.daemon();
-    let daemon = Daemon::start_command(command.env("STEERD_API__MODE", "0666"));
-    let blocking: Vec<_> = (0..30).map(|_| lingering()).collect();
-    let attack = || {
-        let sent = blocking.into_iter().map(|(sender, peer)| {
-            let client = place.connect();
-            send_with(&client, b"GET /v1/status HTTP/1.1\r\n", sender.into());
-            (client, peer)
-        });
-        sent.collect::<Vec<_>>()
+    let mut daemon = Daemon::start_command(command.env("STEERD_API__MODE", "0666"));
+    let attack = |connections: usize| {
+        let blocking: Vec<_> = (0..connections).map(|_| lingering()).collect();
+        let sent = || {
+            let sent = blocking.into_iter().map(|(sender, peer)| {
+                let client = place.connect();
+                send_with(&client, b"GET /v1/status HTTP/1.1\r\n", sender.into());
+                (client, peer)
+            });
+            sent.collect::<Vec<_>>()
+        };
+        as_user(65_534, sent)
     };
-    let Some(held) = as_user(65_534, attack) else { return };
+    let Some(held) = attack(30) else { return };
     std::thread::sleep(Duration::from_millis(300));
     let mut idle = Vec::new();
     for _ in 0..20 {
@@ -747,9 +751,11 @@ fn a_user_with_idle_connections_keeps_nobody_else_from_the_api() {
         as_user(65_533, || place.get("/v1/status"));
         assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
     }
+    let more = attack(120);
+    daemon.wait_for("no HTTP connection can be accepted: 64 are being answered or closed", 1);
     let (status, _, log) = daemon.terminate();
-    assert!(status.success() && !log.contains("still running"), "{log}");
-    drop((held, idle));
+    assert!(status.success() && !log.contains("did not end in time"), "{log}");
+    drop((held, idle, more));
 }
 
 /// A comparison goes on when its client leaves, and counts until its end.
