@@ -2,10 +2,8 @@
 //! device is used and no packet is sent.
 
 mod carving;
-mod fields;
 mod received;
 mod summary;
-mod tunnel;
 
 use std::path::Path;
 
@@ -48,8 +46,8 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Error> {
 /// The packet of the arguments.
 fn key_of(args: &ExplainArgs) -> Result<DeepKey, Error> {
     let key = match (&args.packet, &args.hex) {
-        (Some(fields), _) => fields::key_of_fields(fields),
-        (None, Some(hex)) => fields::frame_of_hex(hex).and_then(|frame| whole(&frame)),
+        (Some(fields), _) => policy::key_of_fields(fields),
+        (None, Some(hex)) => policy::frame_of_hex(hex).and_then(|frame| whole(&frame)),
         (None, None) => Err("no packet is given".into()),
     };
     key.map_err(Error::Packet)

@@ -6,7 +6,7 @@ use packet::{
     MacAddr, TunnelKey, TunnelLayers,
 };
 
-use super::fields::{Given, ipv6_names, packet_key};
+use super::{Given, ipv6_names, packet_key};
 
 /// The prefix of the inner packet's fields.
 pub(super) const INNER: &str = "inner.";
@@ -240,7 +240,7 @@ fn put_inside(tunnel: &mut TunnelKey, kind: Kind, inner: FlowKey, inside: &Given
 mod tests {
     use std::net::IpAddr;
 
-    use super::super::fields::key_of_fields;
+    use super::super::key_of_fields;
     use super::*;
     use packet::build::{FrameBuilder, mpls_label};
 

@@ -1,9 +1,11 @@
 //! A packet given by fields ("src=10.0.0.1,protocol=udp,dst_port=53") or in hexadecimal, as the key that
-//! policies match.
+//! policies match: the notation of `explain` and of the tests of a policy.
 //!
 //! The fields are the rows of [`FIELDS`]. A frame with the headers that they need is built and parsed; a
 //! field that is not in the parsed packet contradicts the others and is an error. The fields of tunnels are
 //! in `tunnel`.
+
+mod tunnel;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -12,8 +14,6 @@ use packet::{
     DeepKey, EtherType, FIELDS, Field, Flag, FlowKey, Form, Header, IpProtocol, Layers, MacAddr, Row,
     mac_number,
 };
-
-use super::tunnel;
 
 /// The default destination: a locally administered address.
 const DEFAULT_DST_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
@@ -61,7 +61,7 @@ fn names_of(is_wanted: impl Fn(Header) -> bool) -> Vec<&'static str> {
 }
 
 /// Fields that exist in IPv6 only, under these names.
-pub(super) fn ipv6_names() -> Vec<&'static str> {
+fn ipv6_names() -> Vec<&'static str> {
     let mut names = names_of(|header| header.version() == Some(Layers::IPV6));
     names.extend(IPV6_NAMES.map(|(_, name)| name));
     names
@@ -78,10 +78,10 @@ fn ip_names() -> Vec<&'static str> {
 
 /// The given fields and their texts, each at most once.
 #[derive(Clone, Default)]
-pub(super) struct Given<'t>(pub(super) Vec<(&'t str, &'t str)>);
+struct Given<'t>(Vec<(&'t str, &'t str)>);
 
 impl<'t> Given<'t> {
-    pub(super) fn read(text: &'t str) -> Result<Self, String> {
+    fn read(text: &'t str) -> Result<Self, String> {
         let names = packet_names();
         let mut given = Self::default();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
@@ -105,11 +105,11 @@ impl<'t> Given<'t> {
         Ok(given)
     }
 
-    pub(super) fn text(&self, name: &str) -> Option<&'t str> {
+    fn text(&self, name: &str) -> Option<&'t str> {
         self.0.iter().find(|(given, _)| *given == name).map(|(_, value)| *value)
     }
 
-    pub(super) fn value<T: std::str::FromStr>(
+    fn value<T: std::str::FromStr>(
         &self,
         name: &str,
         expected: &str,
@@ -119,7 +119,7 @@ impl<'t> Given<'t> {
     }
 
     /// A number as in the language, possibly hexadecimal.
-    pub(super) fn number(&self, name: &str, most: u32) -> Result<Option<u32>, String> {
+    fn number(&self, name: &str, most: u32) -> Result<Option<u32>, String> {
         let Some(text) = self.text(name) else { return Ok(None) };
         let number = match text.strip_prefix("0x") {
             Some(digits) => u32::from_str_radix(digits, 16).ok(),
@@ -131,12 +131,12 @@ impl<'t> Given<'t> {
         }
     }
 
-    pub(super) fn ether_type(&self, name: &str) -> Result<Option<EtherType>, String> {
+    fn ether_type(&self, name: &str) -> Result<Option<EtherType>, String> {
         self.value(name, "an ethertype such as arp or 0x88cc")
     }
 
     /// Flag names joined by +, or their sum.
-    pub(super) fn flags(&self, name: &str, known: &[Flag]) -> Result<Option<u8>, String> {
+    fn flags(&self, name: &str, known: &[Flag]) -> Result<Option<u8>, String> {
         let Some(text) = self.text(name) else { return Ok(None) };
         if text.starts_with(|c: char| c.is_ascii_digit()) {
             let most = known.iter().map(|(_, bit)| u32::from(*bit)).sum();
@@ -151,7 +151,7 @@ impl<'t> Given<'t> {
         text.split('+').filter(|flag| !flag.is_empty()).try_fold(0, flag).map(Some)
     }
 
-    pub(super) fn any<'n>(&self, names: &[&'n str]) -> Option<&'n str> {
+    fn any<'n>(&self, names: &[&'n str]) -> Option<&'n str> {
         names.iter().copied().find(|name| self.text(name).is_some())
     }
 
@@ -206,12 +206,22 @@ impl<'t> Given<'t> {
 }
 
 /// The key of the packet that `text` describes.
-pub(super) fn key_of_fields(text: &str) -> Result<DeepKey, String> {
+///
+/// ```
+/// let key = policy::key_of_fields("dst=192.0.2.53,protocol=udp,dst_port=53")?;
+/// assert_eq!(key.outer.dst_port, 53);
+/// assert!(policy::key_of_fields("protocol=arp").is_err());
+/// # Ok::<(), String>(())
+/// ```
+///
+/// # Errors
+/// The text is no packet, in one line with a hint where there is one.
+pub fn key_of_fields(text: &str) -> Result<DeepKey, String> {
     tunnel::deep_key(&Given::read(text)?)
 }
 
 /// The key of one packet without its tunnel.
-pub(super) fn packet_key(given: &Given<'_>) -> Result<FlowKey, String> {
+fn packet_key(given: &Given<'_>) -> Result<FlowKey, String> {
     let version = ip_version(given)?;
     let fields = given.fields(version)?;
     let value = |wanted: Field| fields.iter().find(|(field, ..)| *field == wanted).map(|(.., value)| *value);
@@ -382,7 +392,10 @@ fn network(
 }
 
 /// A frame written in hexadecimal; blanks, colons and dashes between digits are ignored.
-pub(super) fn frame_of_hex(text: &str) -> Result<Vec<u8>, String> {
+///
+/// # Errors
+/// The text is no frame.
+pub fn frame_of_hex(text: &str) -> Result<Vec<u8>, String> {
     let mut digits = Vec::new();
     for c in text.chars().filter(|c| !c.is_whitespace() && !matches!(c, ':' | '-')) {
         let digit = c.to_digit(16).ok_or_else(|| format!("'{c}' is not a hexadecimal digit"))?;
