@@ -27,6 +27,7 @@
 
 mod conditions;
 mod cut_headers;
+mod deciders;
 mod diff;
 mod dimensions;
 mod interval_set;
@@ -44,6 +45,7 @@ mod shadowing;
 mod stack_set;
 mod suspects;
 
+pub use deciders::{Deciders, DecidingRules, EveryPacket};
 pub use diff::{
     Change, Detail, Diff, Effect, GroupChange, KeyChange, MAX_COUNTED_REGIONS, MAX_NAMED_OPEN,
     MAX_NAMED_RULES, MAX_PAIRS, MAX_SHOWN_VALUES, Names, OpenPair, PairSummary, ShareChange, changed_groups,
@@ -53,8 +55,8 @@ pub use lost::{LostException, LostExceptions, OpenException, lost_exceptions};
 pub use match_text::match_text;
 pub use products::MAX_PRODUCTS;
 pub use protect::{
-    Missed, Protected, forms_of_workers, protection, protection_from_rule, protection_on_device,
-    unreachable_kinds,
+    Missed, Protected, forms_of_workers, host_sees, protection, protection_from_rule,
+    protection_on_device, unreachable_kinds,
 };
 pub use region::Region;
 pub use runtime_protection::RuntimeProtection;

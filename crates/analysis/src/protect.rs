@@ -54,7 +54,7 @@ pub fn protection(policy: &Policy) -> Vec<Protected> {
     let Some(protected) = policy.protect.as_deref().filter(|protected| !protected.is_empty()) else {
         return Vec::new();
     };
-    let view = View::of(policy, protected.iter().map(|protected| &protected.matches));
+    let view = RuleView::of(policy, protected.iter().map(|protected| &protected.matches));
     protected.iter().map(|protected| view.missed(&protected.matches)).collect()
 }
 
@@ -110,6 +110,7 @@ pub fn protection_from_rule(policy: &Policy, matches: Match) -> Vec<Protected> {
         protect: policy.protect.clone(),
         set_sizes: Vec::new(),
         runtime: None,
+        tests: Vec::new(),
     })
 }
 
@@ -120,7 +121,7 @@ fn forms_left(policy: &Policy, is_left: impl Fn(usize, Action) -> bool) -> Vec<b
         policy.runtime.iter().flat_map(|runtime| &runtime.forms).map(|fields| fields.to_match()).collect();
     let actions = policy.rules.iter().map(|rule| rule.action).chain([policy.default]);
     let left = actions.enumerate().map(|(index, action)| is_left(index, action)).collect();
-    let view = View::with(policy, forms.iter(), left);
+    let view = RuleView::with(policy, Direction::Ingress, forms.iter(), left);
     forms.iter().map(|form| view.missed(form) == Protected::Safe).collect()
 }
 
@@ -130,7 +131,7 @@ fn forms_left(policy: &Policy, is_left: impl Fn(usize, Action) -> bool) -> Vec<b
 pub fn unreachable_kinds(policy: &Policy) -> Vec<(&'static Kind, Witness)> {
     let kinds: Vec<(&Kind, Match)> =
         policy::protect::needed_by_hosts().map(|kind| (kind, kind.matches())).collect();
-    let view = View::of(policy, kinds.iter().map(|(_, matches)| matches));
+    let view = RuleView::of(policy, kinds.iter().map(|(_, matches)| matches));
     kinds.iter().filter_map(|(kind, matches)| Some((*kind, view.example_if_none_is_left(matches)?))).collect()
 }
 
@@ -191,31 +192,32 @@ fn in_flows(
     open.map_or(Protected::Safe, Protected::NotDecided)
 }
 
-/// The rules for received packets in the space of some protected matches.
-struct View<'p> {
-    policy: &'p Policy,
-    space: Space,
-    rules: RuleList,
+/// The rules of one direction in the space of some matches.
+pub(super) struct RuleView<'p> {
+    pub(super) policy: &'p Policy,
+    direction: Direction,
+    pub(super) space: Space,
+    pub(super) rules: RuleList,
     /// The rules that leave their packets to the host, the default last.
-    leaves: Vec<bool>,
+    pub(super) leaves: Vec<bool>,
 }
 
-impl<'p> View<'p> {
+impl<'p> RuleView<'p> {
     fn of(policy: &'p Policy, protected: impl Iterator<Item = &'p Match>) -> Self {
-        // A rule that does not let all packets through may drop any of them.
-        let leaves_all = |rule: &RuleDefinition| {
-            rule.policing.passes_all() && leaves(policy, rule.action, rule.sinks.as_deref())
-        };
-        let own = policy.rules.iter().map(leaves_all);
-        let leaves = own.chain([leaves(policy, policy.default, None)]).collect();
-        Self::with(policy, protected, leaves)
+        let leaves = (0..=policy.rules.len()).map(|rule| host_sees(policy, rule) == Some(true)).collect();
+        Self::with(policy, Direction::Ingress, protected, leaves)
     }
 
-    /// The same with other rules in the place of those that leave their packets to the host.
-    fn with(policy: &'p Policy, matches: impl Iterator<Item = &'p Match>, leaves: Vec<bool>) -> Self {
+    /// The same for a direction, with other rules in the place of those that leave their packets to the host.
+    pub(super) fn with(
+        policy: &'p Policy,
+        direction: Direction,
+        matches: impl Iterator<Item = &'p Match>,
+        leaves: Vec<bool>,
+    ) -> Self {
         let space = Space::with(&[policy], matches);
-        let rules = RuleList::of(&space.dimensions, policy, Direction::Ingress, &|group, _| group);
-        Self { policy, space, rules, leaves }
+        let rules = RuleList::of(&space.dimensions, policy, direction, &|group, _| group);
+        Self { policy, direction, space, rules, leaves }
     }
 
     /// Whether a rule leaves its packets to the host.
@@ -229,7 +231,7 @@ impl<'p> View<'p> {
     }
 
     /// Whether all packets of a match are left to the host.
-    fn missed(&self, matches: &Match) -> Protected {
+    pub(super) fn missed(&self, matches: &Match) -> Protected {
         let mut open = None;
         for product in self.space.dimensions.products(matches) {
             let near = self.rules.near(&self.space, &product);
@@ -268,16 +270,30 @@ impl<'p> View<'p> {
         products.first()?.witness(&self.space.dimensions)
     }
 
-    /// The first final rule that matches a received packet, or the default.
+    /// The first final rule that matches a packet, or the default.
     fn decided_by(&self, witness: &Witness) -> RuleId {
         let key = witness.key();
         let decides = |rule: &RuleDefinition| {
-            rule.direction == Direction::Ingress
+            rule.direction == self.direction
                 && is_final(rule.action)
                 && Predicate::of(&rule.matches).matches_deep(&key)
         };
         let rules = &self.policy.rules;
         RuleId::of(rules.iter().position(decides).unwrap_or(rules.len()))
+    }
+}
+
+/// Whether the host sees the packets that a rule decides, or the default for the index behind the rules.
+/// `None`: it sees a part of them.
+#[must_use]
+pub fn host_sees(policy: &Policy, rule: usize) -> Option<bool> {
+    match policy.rules.get(rule) {
+        Some(rule) => {
+            let leaves = leaves(policy, rule.action, rule.sinks.as_deref());
+            // A rule that does not let all packets through may drop any of them.
+            (rule.policing.passes_all() || !leaves).then_some(leaves)
+        }
+        None => Some(leaves(policy, policy.default, None)),
     }
 }
 
@@ -290,6 +306,6 @@ fn leaves(policy: &Policy, action: Action, sinks: Option<&[SinkId]>) -> bool {
 }
 
 /// The entries for which `is_wanted`, as covers.
-fn covers<'e>(entries: &[&'e Entry], is_wanted: impl Fn(&Entry) -> bool) -> Vec<Cover<'e>> {
+pub(super) fn covers<'e>(entries: &[&'e Entry], is_wanted: impl Fn(&Entry) -> bool) -> Vec<Cover<'e>> {
     entries.iter().filter(|entry| is_wanted(entry)).map(|entry| entry.cover()).collect()
 }

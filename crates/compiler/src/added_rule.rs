@@ -105,6 +105,7 @@ impl Job<'_> {
             allow_lost_exceptions: false,
             protect: None,
             set_sizes: Vec::new(),
+            tests: Vec::new(),
             runtime: Some(runtime),
         };
         policy.insert_at_run_time(added.rules.clone());

@@ -101,6 +101,7 @@ pub(crate) const POLICY: &[Key] = &[
         "Rules that may be added while the policy is in force; none if left out.",
     ),
     key("rules", ListOf("rule"), "The first that matches decides."),
+    key("tests", ListOf("test"), "Packets, and the decision that the policy is to make about them."),
 ];
 
 const IPV6_EXTENSIONS: Values = Word(&["stop", "skip"]);
@@ -366,6 +367,34 @@ pub(crate) const RUNTIME: &[Key] = &[
         TableOf("rule_count"),
         "The most rules of further users, by user id, who may then add and remove their own.",
     ),
+];
+
+pub(crate) const TEST: &[Key] = &[
+    key("name", Text, "The name in messages; the line if left out."),
+    key("packet", Text, "One packet by its fields: \"dst=192.0.2.53,protocol=udp,dst_port=53\"."),
+    key("frame", Text, "One packet in hexadecimal."),
+    key("every", Shape("match"), "Every packet that meets these conditions, as the match of a rule."),
+    key("capture", Text, "Every packet of a pcap or pcapng file; relative to the policy."),
+    key("direction", Word(&["ingress", "egress"]), "Received or sent packets; \"ingress\" if left out."),
+    key("expect", Word(&["drop", "kernel", "steer", "pass"]), "The action that the packets meet."),
+    key("rule", Text, "The rule that decides them, or \"default\"."),
+    key("group", Text, "The group that they go to."),
+    key("host", Boolean, "Whether the host sees them."),
+    key("worker", Integer(0, policy::MAX_WORKER as i64), "The worker that receives them."),
+    key("counts", Shape("counts"), "Numbers of packets of the capture."),
+];
+
+/// The keys of a test that a packet can fail.
+pub(crate) const EXPECTED: [&str; 5] = ["expect", "rule", "group", "host", "worker"];
+
+pub(crate) const COUNTS: &[Key] = &[
+    key("packets", Integer(0, i64::MAX), "All packets."),
+    key("drop", Integer(0, i64::MAX), "The packets of rules that drop."),
+    key("kernel", Integer(0, i64::MAX), "The packets of rules that leave them to the host."),
+    key("steer", Integer(0, i64::MAX), "The packets of rules that steer."),
+    key("host", Integer(0, i64::MAX), "The packets that the host sees."),
+    key("rules", TableOf("packet_count"), "The packets that each rule decides."),
+    key("groups", TableOf("packet_count"), "The packets of each group."),
 ];
 
 pub(crate) const STEER: Key = key("steer", Text, "Spread over the workers of this group.");

@@ -26,6 +26,7 @@ mod keys;
 mod packet_text;
 mod parse;
 pub mod policy;
+pub mod policy_test;
 pub mod protect;
 mod schema;
 mod source;

@@ -109,11 +109,7 @@ impl<'t> Given<'t> {
         self.0.iter().find(|(given, _)| *given == name).map(|(_, value)| *value)
     }
 
-    fn value<T: std::str::FromStr>(
-        &self,
-        name: &str,
-        expected: &str,
-    ) -> Result<Option<T>, String> {
+    fn value<T: std::str::FromStr>(&self, name: &str, expected: &str) -> Result<Option<T>, String> {
         let parse = |text: &str| text.parse().map_err(|_| format!("{name}: \"{text}\" is not {expected}"));
         self.text(name).map(parse).transpose()
     }

@@ -10,6 +10,7 @@ mod files;
 mod groups;
 mod matches;
 mod policing;
+mod policy_tests;
 mod protect;
 mod reader;
 mod rules;
@@ -29,6 +30,7 @@ use program::Match;
 use crate::diagnostics::{Diagnostic, Diagnostics, Place};
 use crate::keys;
 use crate::policy::{Action, Policy, RuleDefinition, RuntimeDefinition, VERSION};
+use crate::policy_test::PolicyTest;
 use crate::protect::ProtectedMatch;
 use crate::source::{MAX_FILE_BYTES, NoFiles, SetLoader, Source};
 
@@ -39,6 +41,7 @@ pub use variables::MAX_SUBSTITUTED_BYTES;
 
 use files::{File, Files, Texts, Walk};
 use groups::Groups;
+use policy_tests::TestNames;
 use reader::{Reader, Table};
 use rules::{RulePlaces, Rules};
 use sets::Sets;
@@ -187,6 +190,9 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
             protect::read(reader, key, value, &mut sets, protected.get_or_insert_default());
         }
     }
+    let [(_, default), (_, multicast)] = defaults;
+    let names = TestNames { groups: &groups, rules: &rules.list, has_multicast_default: multicast.is_some() };
+    let tests = tests(reader, found, &names, &mut sets);
     reader.source = Arc::clone(main);
     if seen == 0 && !reader.diagnostics.has_errors() {
         let hint = "all packets go to `default`";
@@ -196,7 +202,6 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
     if !reader.diagnostics.has_errors() {
         sets.warn(reader);
     }
-    let [(_, default), (_, multicast)] = defaults;
     let default_given = default.is_some();
     let start = || Place::new(main, 0..0);
     let (default, default_place) =
@@ -216,6 +221,7 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
         rules,
         set_sizes: sets.sizes(),
         runtime,
+        tests,
     };
     if !reader.diagnostics.has_errors() && policy.carves_queues() {
         carving::refuse(reader, &policy);
@@ -243,6 +249,18 @@ fn runtime_rules(
         given = Some((runtime::read(reader, key, value, groups, rules), reader.place(key.span())));
     }
     given.and_then(|(runtime, _)| runtime)
+}
+
+/// Reads `[[tests]]` of all files.
+fn tests(reader: &mut Reader, found: &[File<'_>], names: &TestNames<'_>, sets: &mut Sets) -> Vec<PolicyTest> {
+    let mut tests = Vec::new();
+    for file in found {
+        reader.source = Arc::clone(&file.source);
+        if let Some(value) = file.document.get("tests") {
+            policy_tests::read(reader, value, names, sets, &file.folder, &mut tests);
+        }
+    }
+    tests
 }
 
 /// A default and its place.

@@ -8,6 +8,7 @@ use packet::{HashFields, RssKey};
 use program::{GroupId, Match, Policing, RuntimeFields, RuntimeMatch, SinkId, SinkSpec, Verdict};
 
 use crate::diagnostics::Place;
+use crate::policy_test::PolicyTest;
 use crate::protect::ProtectedMatch;
 use crate::source::Source;
 
@@ -15,6 +16,8 @@ use crate::source::Source;
 pub const MAX_GROUPS: usize = 1024;
 /// The most entries of `matches` in one `[protect]`.
 pub const MAX_PROTECTED_MATCHES: usize = 1024;
+/// The most tests of one policy.
+pub const MAX_TESTS: usize = 10_000;
 /// The most values of one set, or of one list.
 pub const MAX_SET_VALUES: usize = 1 << 20;
 /// The most values that all rules of a policy have in total; a set counts wherever a rule names it.
@@ -69,6 +72,8 @@ pub struct Policy {
     pub set_sizes: Vec<SetSize>,
     /// The rules that may be added while it is in force; `None`: the text has no `[runtime]`.
     pub runtime: Option<RuntimeDefinition>,
+    /// In the order of the text, those of included files first.
+    pub tests: Vec<PolicyTest>,
 }
 
 impl Policy {

@@ -119,6 +119,7 @@ pub(crate) fn policy(rules: Vec<(Match, Action, Direction)>, default: Action) ->
         default_given: true,
         allow_lost_exceptions: true,
         set_sizes: Vec::new(),
+        tests: Vec::new(),
         runtime: None,
         protect: None,
         source,
