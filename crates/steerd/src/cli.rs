@@ -31,16 +31,28 @@ Exit codes:
   8  the running daemon cannot be reached, does not answer, or refuses the request
   9  a file cannot be read now, and a later try may succeed: a file of the policy (run), or the
      settings for lack of descriptors or memory
+  10  test: a test of a policy failed
   130  terminated by a second Ctrl-C";
 
 const CHECK_EXIT_CODES: &str = "\
 Exit codes, for pipelines:
   0  the device can run the policy, and nothing that --deny names was found
-  1  the policy has errors, the device cannot run it, or --deny names what was found
+  1  the policy has errors, one of its tests fails, the device cannot run it, or --deny names
+     what was found
   2  the command line is wrong
   3  the settings are wrong
   4  the device of the settings is not found, or an MTU does not fit
   9  the settings cannot be read now, and a later try may succeed";
+
+const TEST_EXIT_CODES: &str = "\
+Exit codes, for pipelines:
+  0  all tests passed, or there are none
+  1  a policy has errors, or the device cannot run it
+  2  the command line is wrong
+  3  the settings are wrong
+  4  the device of the settings is not found, or an MTU does not fit
+  7  the JUnit file cannot be written
+  10  a test failed";
 
 const RELOAD_EXIT_CODES: &str = "\
 Exit codes:
@@ -76,6 +88,9 @@ pub(crate) enum Command {
     Explain(ExplainArgs),
     /// Show which traffic two policies treat differently, as regions of packets with an example of each.
     Diff(DiffArgs),
+    /// Run the tests of policies: [[tests]] of packets, sets of packets and captures, and the decisions that
+    /// they are to meet.
+    Test(TestArgs),
     /// Convert the rules of another tool to a policy.
     Import(ImportArgs),
     /// List libibverbs' devices and the soft NIC of the settings.
@@ -242,6 +257,46 @@ pub(crate) struct CheckArgs {
     /// Print a JSON Schema of the language for editors, and nothing else.
     #[arg(long, exclusive = true)]
     pub(crate) print_schema: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = TEST_EXIT_CODES)]
+pub(crate) struct TestArgs {
+    /// The policy files, "-" for standard input [default: policy.file of the settings given by --config].
+    #[arg(value_name = "POLICY", required_unless_present = "config")]
+    pub(crate) policies: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) variables: VariableArgs,
+    /// The settings file, for the number of workers and the device.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// The number of workers, for tests of the worker [default: that of the settings, else as many as the
+    /// policy names].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) workers: Option<u32>,
+    /// The device model, for tests of the worker and the host [default: the device of the settings, else
+    /// ideal].
+    #[arg(long, value_name = "NAME|FILE", value_parser = parse_model)]
+    pub(crate) model: Option<DeviceModel>,
+    /// Also show which rules no test reaches, with a test for each that records what the policy does now, and
+    /// how much of the packets of each rule tests are about.
+    #[arg(long)]
+    pub(crate) coverage: bool,
+    /// A pcap or pcapng file: show of how many of its packets a test demands the decision.
+    #[arg(long, value_name = "CAPTURE", requires = "coverage")]
+    pub(crate) traffic: Option<PathBuf>,
+    /// Change each rule in turn, and list the changes that no test notices, with a packet for each.
+    #[arg(long)]
+    pub(crate) mutate: bool,
+    /// How long --mutate may take for a policy, e.g. 500ms, 10s, 2m, 1h.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s", requires = "mutate")]
+    pub(crate) mutate_time: Duration,
+    /// Also write the results to this file as JUnit XML.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) junit: Option<PathBuf>,
+    /// The output format.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub(crate) format: Format,
 }
 
 /// The packets that a policy is checked for.

@@ -18,6 +18,7 @@ pub(crate) mod rule;
 pub(crate) mod size;
 pub(crate) mod status;
 mod target;
+pub(crate) mod test;
 pub(crate) mod top;
 pub(crate) mod trace;
 

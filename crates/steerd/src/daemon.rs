@@ -55,6 +55,7 @@ use crate::daemon::sink_health::SinkMonitor;
 
 use crate::message::{NoSignals, NoThread};
 use crate::policy_file::{self, Compiled, PolicyErrors};
+use crate::policy_tests::{self, TestedDevice};
 use crate::rates::Rates;
 use crate::settings::{self, Loaded, PolicySource, Request};
 use crate::telemetry::logging::{self, Log};
@@ -220,7 +221,10 @@ fn first_policy(
             "{policy}: {why}: policy {number} of the history, which was in force before, is used instead (hint: {hint})"
         )
     };
-    let compiled = policy_file::compile(policy, profile, Some(workers), None);
+    let compiled = policy_file::load(policy).and_then(|read| {
+        policy_tests::require(policy, &read, Some(TestedDevice { profile, workers }))?;
+        policy_file::compile_read(read, policy.traffic.as_ref(), profile, Some(workers), None)
+    });
     match compiled.and_then(Compiled::into_installable) {
         Ok(compiled) if history.is_unconfirmed(&compiled.inputs) => {
             let why = "the policy was on trial and nobody confirmed it";

@@ -17,6 +17,7 @@ mod message;
 mod outcome;
 mod policy_diff;
 mod policy_file;
+mod policy_tests;
 mod port_counters;
 mod protection;
 mod rates;
@@ -35,7 +36,7 @@ use clap::Parser;
 use cli::{Cli, Command};
 use commands::{
     Error, Outcome, capture, check, devices, diff, explain, flows, healthcheck, history, import, plan,
-    reload, rule, size, status, top, trace,
+    reload, rule, size, status, test, top, trace,
 };
 use daemon::{shutdown, signals};
 use terminal::output::{self, OutputError};
@@ -61,6 +62,7 @@ fn main() -> ExitCode {
         Command::Size(args) => size::run(&args).map(|()| Outcome::Success),
         Command::Explain(args) => explain::run(&args).map(|()| Outcome::Success),
         Command::Diff(args) => diff::run(&args),
+        Command::Test(args) => test::run(&args).map(|()| Outcome::Success),
         Command::Import(args) => import::run(&args).map(|()| Outcome::Success),
         Command::Devices(args) => devices::run(&args).map(|()| Outcome::Success),
         Command::Healthcheck(args) => healthcheck::run(&args).map(|()| Outcome::Success),

@@ -10,7 +10,7 @@ mod inputs;
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use compiler::{Job, Weights};
@@ -207,11 +207,10 @@ pub(crate) fn of_room(
 pub(crate) fn load(source: &PolicySource) -> Result<Read, Diagnostics> {
     match &source.text {
         PolicyText::File(path) => {
-            let folder = path.parent().unwrap_or(Path::new("")).to_owned();
-            parse(&policy::read_policy(path)?, &Folder(folder), &source.variables)
+            parse(&policy::read_policy(path)?, &Folder(source.folder()), &source.variables)
         }
         PolicyText::BuiltIn { name, text } => parse(&Source::new(*name, *text), &NoFiles, &source.variables),
-        PolicyText::Read(text) => parse(text, &Folder(PathBuf::new()), &source.variables),
+        PolicyText::Read(text) => parse(text, &Folder(source.folder()), &source.variables),
     }
 }
 

@@ -42,6 +42,8 @@ pub(crate) struct PolicySource {
     pub(crate) variables: BTreeMap<String, String>,
     /// `None`: without a preference for some rules.
     pub(crate) traffic: Option<Traffic>,
+    /// Whether the daemon puts it in force only if it has tests and all of them pass.
+    pub(crate) requires_tests: bool,
 }
 
 /// The packets that a policy is compiled for.
@@ -67,7 +69,15 @@ pub(crate) enum PolicyText {
 
 impl PolicySource {
     pub(crate) fn file(path: PathBuf, variables: BTreeMap<String, String>) -> Self {
-        Self { text: PolicyText::File(path), variables, traffic: None }
+        Self { text: PolicyText::File(path), variables, traffic: None, requires_tests: false }
+    }
+
+    /// The directory of the files that the policy names.
+    pub(crate) fn folder(&self) -> PathBuf {
+        match &self.text {
+            PolicyText::File(path) => path.parent().unwrap_or(Path::new("")).to_owned(),
+            PolicyText::BuiltIn { .. } | PolicyText::Read(_) => PathBuf::new(),
+        }
     }
 }
 
@@ -264,5 +274,5 @@ fn policy_source(request: &Request, settings: &Settings, layers: &Layers) -> Pol
         Some(COUNTERS) => Some(Traffic::Counters),
         _ => Some(Traffic::Capture(traffic.clone())),
     };
-    PolicySource { text, variables, traffic }
+    PolicySource { text, variables, traffic, requires_tests: settings.policy.require_tests }
 }

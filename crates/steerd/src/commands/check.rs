@@ -25,6 +25,7 @@ use crate::cli::{ApiArgs, CheckArgs, Cli, Deny, Format, NicFilterUse, TrafficArg
 use crate::commands::{Error, client};
 use crate::lost_exceptions::Lost;
 use crate::policy_file::{Counters, PolicyErrors};
+use crate::policy_tests::TestSummary;
 use crate::protection::{self, Protection};
 use crate::settings::{PolicySource, Settings, Traffic};
 use crate::terminal::output::{self, OutputError, Progress};
@@ -49,6 +50,8 @@ struct Checked {
     room: Option<DeviceRoom>,
     /// Why there is too little room.
     room_errors: Vec<Diagnostic>,
+    /// The tests of the policy; `None`: there is no program.
+    tests: Option<TestSummary>,
     /// `None`: skipped.
     analysis: Option<Analysis>,
     /// Warnings of the text, of the program and of the analysis.
@@ -77,7 +80,6 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
     }
     let counters = counters(args)?;
     let profile = &device.profile;
-    let format = args.policy.format;
     let mut read = read(args, &source, &profile.name)?;
     if read.policy.carves_queues() {
         return carving::run(args, &source, settings.as_deref(), &read);
@@ -101,6 +103,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
     let lost = report.program.as_ref().map(|program| Lost::of(&policy, program)).unwrap_or_default();
     let protection = Protection::of(&policy, report.program.as_ref());
     let room = report.program.as_ref().and_then(|program| DeviceRoom::of(&job, program, !args.quiet));
+    let tests = tested(&policy, &source, report.program.as_ref());
     let (room_errors, of_room) = policy_file::of_room(room.as_ref(), &policy, profile);
     let warnings = all_warnings(&policy, &report, analysis.as_ref(), [warnings, of_room].concat());
     let device_warnings = report.program.as_ref().map(|program| device.warnings(program)).unwrap_or_default();
@@ -126,6 +129,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
         protection,
         room,
         room_errors,
+        tests,
         analysis,
         warnings,
         device_warnings,
@@ -134,7 +138,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
         interface,
     };
     let denied = checked.denied(&args.deny);
-    match format {
+    match args.policy.format {
         Format::Json => json::print(&checked, &denied)?,
         Format::Text => checked.print(args.quiet)?,
     }
@@ -153,6 +157,11 @@ fn read(args: &CheckArgs, source: &PolicySource, profile: &str) -> Result<policy
         Format::Text => output::print_diagnostics(&diagnostics),
     }
     Err(PolicyErrors::of(source, &diagnostics).into())
+}
+
+/// The tests of the policy; `None`: there is no program.
+fn tested(policy: &Policy, source: &PolicySource, program: Option<&Program>) -> Option<TestSummary> {
+    program.map(|program| TestSummary::of(policy, &source.folder(), Some(program)))
 }
 
 /// The analysis of the rules. With --quiet it runs only if --deny needs it.
@@ -277,7 +286,8 @@ impl Checked {
     /// Why the policy is refused, with places.
     fn problems(&self) -> impl Iterator<Item = &Diagnostic> {
         let of_program = self.report.problems.iter().chain(&self.lost.errors);
-        of_program.chain(&self.protection.errors).chain(&self.room_errors)
+        let tests = self.tests.iter().flat_map(|tests| &tests.failures);
+        of_program.chain(&self.protection.errors).chain(&self.room_errors).chain(tests)
     }
 
     /// The queues of network interfaces without a socket.
@@ -311,6 +321,9 @@ impl Checked {
         }
         if !self.protection.errors.is_empty() {
             found.push("protected packets may miss the host".to_owned());
+        }
+        if let Some(tests) = self.tests.as_ref().filter(|tests| tests.failed > 0) {
+            found.push(tests.to_string());
         }
         if !self.room_errors.is_empty() {
             found.push("no room for the rules at run time".to_owned());

@@ -22,6 +22,11 @@ pub(crate) enum Error {
     /// A problem that `--deny` names was found, or the device cannot run the policy.
     #[error("{file}: {found}")]
     Denied { file: String, found: String },
+    /// The failures have been printed already.
+    #[error("{failed} of the policy failed")]
+    Tests { failed: String },
+    #[error("test: cannot write {}: {source}", path.display())]
+    JUnit { path: PathBuf, source: io::Error },
     /// The policies cannot be compared; the exit code is diff(1)'s.
     #[error("{0}")]
     Compare(Box<Error>),
@@ -97,7 +102,8 @@ impl Error {
             Self::Report(ReportError::Interrupted) | Self::ReportInterrupted => 7,
             Self::Lengths(_) | Self::Probe { .. } | Self::Report(_) => 4,
             Self::Cores(_) => 5,
-            Self::Thread(_) | Self::Signals(_) | Self::Output(_) => 7,
+            Self::Thread(_) | Self::Signals(_) | Self::Output(_) | Self::JUnit { .. } => 7,
+            Self::Tests { .. } => 10,
             Self::Api(_) => 8,
             Self::Daemon(error) => of_daemon(error),
         }

@@ -73,7 +73,8 @@ impl Target {
         let source = match args.policy.as_deref().filter(|path| is_standard_input(path)) {
             Some(path) => {
                 let traffic = loaded.policy.traffic;
-                PolicySource { traffic, ..source(path, loaded.policy.variables)? }
+                let requires_tests = loaded.policy.requires_tests;
+                PolicySource { traffic, requires_tests, ..source(path, loaded.policy.variables)? }
             }
             None => loaded.policy,
         };
@@ -88,7 +89,10 @@ pub(crate) fn source(path: &Path, variables: BTreeMap<String, String>) -> Result
         return Ok(PolicySource::file(path.to_owned(), variables));
     }
     match policy::read_source(STANDARD_INPUT, std::io::stdin()) {
-        Ok(text) => Ok(PolicySource { text: PolicyText::Read(text), variables, traffic: None }),
+        Ok(text) => {
+            let text = PolicyText::Read(text);
+            Ok(PolicySource { text, variables, traffic: None, requires_tests: false })
+        }
         Err(diagnostics) => {
             output::print_diagnostics(&diagnostics);
             Err(PolicyErrors::of(STANDARD_INPUT, &diagnostics))

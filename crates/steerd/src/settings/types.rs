@@ -183,6 +183,8 @@ pub(crate) struct Policy {
     pub(crate) variables: BTreeMap<String, String>,
     /// A capture of typical traffic, or [`COUNTERS`]; empty: none.
     pub(crate) traffic: PathBuf,
+    /// Whether a policy is put in force only if it has tests and all of them pass.
+    pub(crate) require_tests: bool,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -9,6 +9,7 @@ mod explain;
 mod import;
 mod rig;
 mod size;
+mod test;
 
 use crate::support::{config, stderr, stdout, steerd};
 use rig::{DNS, POLICY, ok, policies, run, run_in};
@@ -64,6 +65,7 @@ fn every_json_output_has_a_format_version() {
         &["diff", "a", "a"],
         &["import", "classbench", "filters"],
         &["devices"],
+        &["test", "a"],
     ] {
         let output = run_in(&folder, &[args, &["--format", "json"]].concat());
         let answer: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");

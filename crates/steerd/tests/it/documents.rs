@@ -105,6 +105,28 @@ fn the_tutorial_prints_what_it_shows() {
     assert!(status.success() && summary.contains("\npacket accounting matches\n"), "{summary}\n{log}");
 }
 
+#[test]
+fn the_pages_about_tests_show_what_is_printed() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let all: Vec<Shown> = {
+        let page = page("reference/commands/test.md");
+        blocks(&page, "console").into_iter().flat_map(commands).collect()
+    };
+    assert_eq!(all.len(), 2);
+    all.iter().for_each(|shown| run(&root, shown));
+    let (page, folder) = (page("reference/policy/tests.md"), tempfile::tempdir().expect("folder"));
+    let [policy, ..] = blocks(&page, "toml")[..] else { panic!("the policy") };
+    std::fs::write(folder.path().join("policy.toml"), policy).expect("written");
+    let [Shown { command, output }] = &commands(blocks(&page, "console")[0])[..] else { panic!("a command") };
+    assert_eq!(command, "steerd test policy.toml");
+    let ran = steerd().args(["test", "policy.toml"]).current_dir(folder.path()).output().expect("it runs");
+    let text = [&ran.stdout[..], &ran.stderr[..]].concat();
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    // The page breaks the line of the error.
+    let printed = format!("{}steerd: 1 test of the policy failed\n", output.join("\n") + "\n");
+    assert_eq!(words(&String::from_utf8_lossy(&text)), words(&printed));
+}
+
 /// The recipe for testpmd, with a socket of the test's own.
 #[test]
 fn the_recipe_for_testpmd_receives_packets() {

@@ -34,6 +34,7 @@ mod personalities;
 mod policies;
 mod protect;
 mod refusals;
+mod required_tests;
 mod rules;
 mod rulesets;
 mod support;

@@ -14,6 +14,7 @@ use crate::daemon;
 use crate::daemon::carving::{CarvingError, noted};
 use crate::effects;
 use crate::policy_file::Read;
+use crate::policy_tests::{TestCounts, TestSummary};
 use crate::settings::{PolicySource, Settings};
 use crate::terminal::output;
 use crate::terminal::style::{Layout, Style};
@@ -34,6 +35,7 @@ struct Answer<'c> {
     /// The most that a policy may have; `null`: it is not known.
     filters_max: Option<usize>,
     rss_contexts: usize,
+    tests: TestCounts,
     diagnostics: Vec<&'c Diagnostic>,
 }
 
@@ -62,7 +64,9 @@ pub(super) fn run(
     let carved = CarvedPolicy::of(read, &model, room);
     let rules = rule_lines(read, &carved);
     let filters = carved.filters.as_ref().ok();
-    let is_ok = filters.is_some() && !carved.problems.has_errors();
+    let tests = TestSummary::of(&read.policy, &source.folder(), None);
+    let is_possible = filters.is_some() && !carved.problems.has_errors();
+    let is_ok = is_possible && tests.failed == 0;
     let denies_warnings = args.deny.contains(&Deny::Warnings) && !carved.warnings.is_empty();
     let denied: Vec<String> = denies_warnings
         .then(|| format!("warnings: {} (denied)", carved.warnings.len()))
@@ -80,11 +84,13 @@ pub(super) fn run(
             filters: filters.map(|filters| filters.filters.len()),
             filters_max,
             rss_contexts: filters.map_or(0, |filters| filters.groups.len()),
-            diagnostics: carved.problems.list.iter().chain(&carved.warnings).collect(),
+            tests: TestCounts::from(&tests),
+            diagnostics: carved.problems.list.iter().chain(&tests.failures).chain(&carved.warnings).collect(),
         })?,
         Format::Text => {
             let warnings = carved.warnings.iter().filter(|_| !args.quiet);
-            let all: Vec<Diagnostic> = carved.problems.list.iter().chain(warnings).cloned().collect();
+            let errors = carved.problems.list.iter().chain(&tests.failures);
+            let all: Vec<Diagnostic> = errors.chain(warnings).cloned().collect();
             output::print_diagnostics(&all.into());
             if !args.quiet {
                 let title = format!("{source} for the filters of {}", model.name);
@@ -93,6 +99,7 @@ pub(super) fn run(
         }
     }
     let found = match is_ok {
+        false if is_possible => tests.to_string(),
         false => format!("impossible with the filters of {}", model.name),
         true if denied.is_empty() => return Ok(()),
         true => denied.join(", "),

@@ -12,6 +12,7 @@ use super::interface::{DecidedPackets, OnInterface};
 use super::nic_drops::DropsOfPort;
 use super::{Checked, CountedShare};
 use crate::daemon::placement::Placement;
+use crate::policy_tests::TestCounts;
 use crate::settings::PolicySource;
 use crate::state::PortClaims;
 use crate::terminal::output::{self, OutputError};
@@ -45,6 +46,8 @@ struct Answer<'c> {
     lost_exceptions: Vec<LostLine<'c>>,
     /// The outcome of the packets of each protected match.
     protected: Vec<ProtectedPackets<'c>>,
+    /// The tests of the policy; `null`: there is no program.
+    tests: Option<TestCounts>,
     /// `null`: skipped.
     analysis: Option<Analysis<'c>>,
     diagnostics: Vec<&'c Diagnostic>,
@@ -208,6 +211,7 @@ pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), OutputEr
         workers: Some(checked.workers),
         ok: checked.is_installable(),
         protected: checked.protected(),
+        tests: checked.tests.as_ref().map(TestCounts::from),
         lost_exceptions: checked
             .lost
             .found

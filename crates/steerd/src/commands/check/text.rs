@@ -179,10 +179,14 @@ fn verdict(checked: &Checked, layout: Layout) -> String {
         0 => String::new(),
         warnings => format!(", {}", counted(warnings as u64, "warning", "warnings")),
     };
+    let tests = match checked.tests.as_ref().filter(|tests| tests.passed > 0) {
+        Some(tests) => format!(", {tests}"),
+        None => String::new(),
+    };
     let doubtful = !hybrid.is_empty() || !warnings.is_empty();
     let tone = if doubtful { Style::Warning } else { Style::Good };
     let words = format!(
-        "{source}: ok on {}: {} on {}, {}{hybrid}{warnings}",
+        "{source}: ok on {}: {} on {}, {}{hybrid}{warnings}{tests}",
         report.device,
         counted(program.flows.len() as u64, "flow", "flows"),
         counted(program.priorities_used.into(), "priority", "priorities"),

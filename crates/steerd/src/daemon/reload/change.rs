@@ -19,6 +19,7 @@ use crate::daemon::rules::{DeviceChoice, FormFacts, Rules, TrialStage};
 use crate::daemon::{Error, notify};
 use crate::message::chain;
 use crate::policy_file::{self, Compiled, Counters, PolicyChange, Read, Running};
+use crate::policy_tests::{self, TestedDevice};
 use crate::settings::Traffic;
 
 /// A change to make.
@@ -91,6 +92,7 @@ impl Work {
             Origin::Past(_) => ReloadBody { force: true, ..ReloadBody::default() },
         };
         let read = self.read(&observer.board.read().policy, source)?;
+        self.test(&observer.board.read().policy, &read, source)?;
         let facts = rules.facts(&read.policy, false);
         // Held until the policy is in force: nobody changes rules at run time meanwhile.
         let mut locked = Some(rules.lock());
@@ -172,6 +174,21 @@ impl Work {
             })?,
         };
         read.map_err(|diagnostics| {
+            log_refused(&diagnostics);
+            Refused::by(diagnostics, source)
+        })
+    }
+
+    /// Runs the tests of a policy of the file, if the settings require them. A policy that comes back has
+    /// been in force, and must be able to come back.
+    fn test(&self, before: &PolicyInForce, read: &Read, source: &str) -> Result<(), Refused> {
+        if matches!(self.origin, Origin::Past(_)) {
+            return Ok(());
+        }
+        let workers = self.parts.observer.worker_count();
+        let profile = self.parts.observer.opened.profile(workers);
+        let device = TestedDevice { profile: &profile, workers };
+        policy_tests::require(&before.source, read, Some(device)).map_err(|diagnostics| {
             log_refused(&diagnostics);
             Refused::by(diagnostics, source)
         })

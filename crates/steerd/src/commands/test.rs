@@ -1,0 +1,111 @@
+//! `steerd test`: runs the tests of policies. One line a test on stdout, the failures with their places on
+//! stderr; all policies are tested before the command ends.
+
+mod junit;
+mod more;
+mod report;
+
+use std::path::PathBuf;
+
+use device_model::DeviceModel;
+use policy::{Diagnostics, Policy};
+use program::Program;
+
+use super::target::Target;
+use crate::cli::{Format, PolicyArgs, TestArgs};
+use crate::commands::Error;
+use crate::policy_file::{self, PolicyErrors};
+use crate::policy_tests::{TestBench, needs_program};
+use crate::terminal::output;
+use crate::terminal::table::counted;
+use report::{PolicyReport, TestLine};
+
+/// A policy with its tests, and what they need.
+struct TestedPolicy {
+    /// The name in messages.
+    name: String,
+    policy: Policy,
+    /// The directory of captures.
+    folder: PathBuf,
+    profile: DeviceModel,
+    workers: usize,
+    /// What the device would run, if a test needs it; `None` also of a policy that carves queues.
+    program: Option<Program>,
+}
+
+pub(crate) fn run(args: &TestArgs) -> Result<(), Error> {
+    let given: Vec<Option<PathBuf>> = match args.policies.is_empty() {
+        true => vec![None],
+        false => args.policies.iter().cloned().map(Some).collect(),
+    };
+    let mut reports = Vec::new();
+    let mut broken = None;
+    for policy in given {
+        let name = policy.as_ref().map(|path| path.display().to_string());
+        match tested(args, policy) {
+            Ok(tested) => reports.push(report_of(args, &tested)?),
+            Err(error @ Error::Policy(_)) => {
+                reports.push(PolicyReport::broken(name.unwrap_or_default(), error.to_string()));
+                broken.get_or_insert(error);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    if args.format == Format::Json {
+        report::print_json(&reports)?;
+    }
+    if let Some(path) = &args.junit {
+        std::fs::write(path, junit::text(&reports))
+            .map_err(|source| Error::JUnit { path: path.clone(), source })?;
+    }
+    let failed: usize = reports.iter().map(PolicyReport::failed).sum();
+    match (broken, failed) {
+        (Some(error), _) => Err(error),
+        (None, 0) => Ok(()),
+        (None, failed) => Err(Error::Tests { failed: counted(failed as u64, "test", "tests") }),
+    }
+}
+
+/// Reads a policy, and compiles it if a test needs its program; prints the diagnostics if that fails.
+fn tested(args: &TestArgs, policy: Option<PathBuf>) -> Result<TestedPolicy, Error> {
+    let args = PolicyArgs {
+        policy,
+        variables: args.variables.clone(),
+        config: args.config.clone(),
+        workers: args.workers,
+        model: args.model.clone(),
+        format: args.format,
+    };
+    let Target { source, device, workers, .. } = Target::of(&args)?;
+    let refused = |diagnostics: Diagnostics| {
+        output::print_diagnostics(&diagnostics);
+        Error::from(PolicyErrors::of(&source, &diagnostics))
+    };
+    let read = policy_file::load(&source).map_err(refused)?;
+    let policy = read.policy;
+    let workers = workers.unwrap_or_else(|| policy_file::workers_named(&policy));
+    let profile = device.profile;
+    let program = match needs_program(&policy) && !policy.carves_queues() {
+        true => Some(compiler::compile(&policy, &profile, workers).map_err(refused)?),
+        false => None,
+    };
+    let (name, folder) = (source.to_string(), source.folder());
+    Ok(TestedPolicy { name, policy, folder, profile, workers, program })
+}
+
+/// Runs the tests of a policy, and prints a line for each.
+fn report_of(args: &TestArgs, tested: &TestedPolicy) -> Result<PolicyReport, Error> {
+    let TestedPolicy { name, policy, folder, program, .. } = tested;
+    let results = TestBench::of(policy, folder, program.as_ref()).run();
+    let mut failures = Diagnostics::default();
+    for failure in results.iter().flat_map(|result| &result.failures) {
+        failures.push(failure.clone());
+    }
+    let mut report = PolicyReport::of(name.clone(), results.into_iter().map(TestLine::of).collect());
+    report.more = more::of(args, tested, report.failed())?;
+    if args.format == Format::Text {
+        output::print(&report.text())?;
+        output::print_diagnostics(&failures);
+    }
+    Ok(report)
+}
