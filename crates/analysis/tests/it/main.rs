@@ -5,6 +5,7 @@ mod analysis;
 mod analysis_corpora;
 mod analysis_limits;
 mod analysis_support;
+mod deciders;
 mod diff;
 mod diff_corpora;
 mod diff_examples;

@@ -6,6 +6,7 @@ mod import_nft;
 mod language;
 mod nft_differential;
 mod nft_evaluator;
+mod policy_tests;
 mod schema;
 mod set_files;
 mod sinks;

@@ -55,6 +55,16 @@ fn every_key_of_the_schema_is_read() {
         assert!(!message.contains("unknown key"), "{key}: {message}");
         assert!(message.contains(&format!("3:{}: ", key.len() + 4)), "{key} is not looked at: {message}");
     }
+    for key in definition("test") {
+        let message = error_of(&format!("version = 1\n[[tests]]\n{key} = {WRONG}\n"));
+        let is_read = !message.contains("unknown key") && message.contains(&format!("3:{}: ", key.len() + 4));
+        assert!(is_read, "{key} is not looked at: {message}");
+    }
+    for key in definition("counts") {
+        let message = error_of(&format!("version = 1\n[[tests]]\ncapture = \"x\"\ncounts.{key} = {WRONG}\n"));
+        let is_read = !message.contains("unknown key") && message.contains("4:");
+        assert!(is_read, "{key} is not looked at: {message}");
+    }
     for key in definition("group") {
         let message = error_of(
             &format!("version = 1\n[groups.g]\nworkers = [0]\n{key} = {WRONG}\n")
@@ -142,6 +152,8 @@ fn every_key_of_the_parser_is_in_the_schema() {
     assert_eq!(listed(&format!("{unknown}\n"), "a policy"), properties(&policy::schema()));
     assert_eq!(listed(&format!("[[rules]]\n{unknown}\n"), "a rule"), definition("rule"));
     assert_eq!(listed(&format!("[groups.g]\n{unknown}\n"), "a group"), definition("group"));
+    assert_eq!(listed(&format!("[[tests]]\n{unknown}\n"), "a test"), definition("test"));
+    assert_eq!(listed(&format!("[[tests]]\ncounts = {{ {unknown} }}\n"), "`counts`"), definition("counts"));
     for (kind, mut keys) in sink_kinds() {
         let text = format!("[sinks.s]\nkind = \"{kind}\"\n{unknown}\n");
         keys.insert("kind".to_owned());
