@@ -38,6 +38,7 @@ pub const POLICY_PAGES: &str = concat!(
     include_str!("../../../docs/reference/policy/hybrid-rules.md"),
     include_str!("../../../docs/reference/policy/lost-exceptions.md"),
     include_str!("../../../docs/reference/policy/protect.md"),
+    include_str!("../../../docs/reference/policy/tests.md"),
     include_str!("../../../docs/reference/policy/editors.md"),
     include_str!("../../../docs/reference/policy/limits.md"),
     include_str!("../../../docs/reference/policy/runtime.md"),

@@ -105,11 +105,12 @@ fn every_key_has_a_row_and_every_row_a_key() {
 
 #[test]
 fn the_limits_are_the_programs() {
-    use policy::policy::{MAX_GROUPS, MAX_PROTECTED_MATCHES, MAX_SET_VALUES, MAX_TOTAL_VALUES};
+    use policy::policy::{MAX_GROUPS, MAX_PROTECTED_MATCHES, MAX_SET_VALUES, MAX_TESTS, MAX_TOTAL_VALUES};
     use program::MAX_RULES;
     let limits = [
         ("rules", MAX_RULES as u64),
         ("groups", MAX_GROUPS as u64),
+        ("tests", MAX_TESTS as u64),
         ("`matches` of one `[protect]`", MAX_PROTECTED_MATCHES as u64),
         ("values of one key, or of one set", MAX_SET_VALUES as u64),
         ("values of all rules, sets counted wherever they are named", MAX_TOTAL_VALUES as u64),
