@@ -10,6 +10,7 @@ pub(crate) mod mutate;
 mod requirement;
 mod wish;
 
+use std::cell::OnceCell;
 use std::fmt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -109,7 +110,8 @@ pub(crate) struct TestBench<'p> {
     /// The directory of captures.
     folder: &'p Path,
     program: Option<&'p Program>,
-    predicates: Vec<Predicate>,
+    /// Of all rules; made for the first packet.
+    predicates: OnceCell<Vec<Predicate>>,
     /// By direction: received, sent; `None`: no test of a set is about it.
     deciders: [Option<Deciders<'p>>; 2],
 }
@@ -120,10 +122,7 @@ impl<'p> TestBench<'p> {
             let sets = || policy.tests.iter().filter(|test| test.direction == direction).filter_map(set_of);
             sets().next().is_some().then(|| Deciders::of(policy, direction, sets()))
         });
-        let is_packet = |test: &PolicyTest| matches!(test.packets, TestedPackets::Packet(_));
-        let rules = policy.rules.iter().filter(|_| policy.tests.iter().any(is_packet));
-        let predicates = rules.map(|rule| Predicate::of(&rule.matches)).collect();
-        Self { policy, folder, program, predicates, deciders }
+        Self { policy, folder, program, predicates: OnceCell::new(), deciders }
     }
 
     /// Runs all tests.
@@ -160,7 +159,7 @@ impl<'p> TestBench<'p> {
                 );
                 let hint = "`steerd explain` names the flow that takes it";
                 failures.push(wish.place.error(message, "expected here").hint(hint));
-            } else if !wish.accepts(rule) && !(is_lost && wish.is_host == Some(false)) {
+            } else if !wish.accepts(rule) && (!is_lost || wish.is_host != Some(false)) {
                 let message =
                     format!("{} fails: {decided} decides the packet, and {}", named(test), wish.wanted);
                 failures.push(wish.place.error(message, "expected here").hint(HINT));
@@ -246,7 +245,9 @@ impl<'p> TestBench<'p> {
 
     /// The first rule that decides a packet, or the number of rules for the default.
     pub(crate) fn rule_of(&self, key: &DeepKey, direction: Direction) -> usize {
-        let mut rules = self.policy.rules.iter().zip(&self.predicates);
+        let all = || self.policy.rules.iter().map(|rule| Predicate::of(&rule.matches)).collect();
+        let predicates = self.predicates.get_or_init(all);
+        let mut rules = self.policy.rules.iter().zip(predicates);
         let decides = |(rule, predicate): (&policy::policy::RuleDefinition, &Predicate)| {
             let is_final = !matches!(rule.action, Action::Copy(_) | Action::Sniff(_));
             rule.direction == direction && is_final && predicate.matches_deep(key)

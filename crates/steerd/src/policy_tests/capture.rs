@@ -50,13 +50,13 @@ pub(super) fn failures(policy: &Policy, test: &PolicyTest, path: &Path) -> Vec<D
         for (index, (rule, packets)) in wrong.iter().take(SHOWN_RULES).enumerate() {
             let comma = if index > 0 { ", " } else { "" };
             // Strings take text.
-            let _ = write!(deciders, "{comma}{} {}", decided(policy, test, *rule), number(*packets));
+            let _ = write!(deciders, "{comma}{} by {}", number(*packets), decided(policy, test, *rule));
         }
         if wrong.len() > SHOWN_RULES {
             deciders.push_str(", ...");
         }
         let message = format!(
-            "{} fails: of {} in the capture {} decided otherwise, by {deciders}; of each {}",
+            "{} fails: of {} in the capture {} decided otherwise, {deciders}; for each {}",
             named(test),
             counted(packets.iter().sum(), "packet", "packets"),
             counted(sum, "is", "are"),

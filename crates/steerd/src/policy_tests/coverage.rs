@@ -126,7 +126,7 @@ fn of_direction(policy: &Policy, folder: &Path, direction: Direction) -> Vec<(us
             line: rule.map_or(policy.default_place.line(), |rule| rule.name_place.line()),
             tests,
             packets,
-            proposal: example.map(|witness| proposal(policy, index, direction, &witness)),
+            proposal: example.map(|witness| proposal(&bench, index, direction, &witness)),
         };
         (index, covered)
     };
@@ -152,7 +152,8 @@ fn of_traffic(policy: &Policy, path: &Path) -> Result<TrafficCoverage, Unreadabl
 }
 
 /// A test with a packet of a rule that expects what the policy does now.
-fn proposal(policy: &Policy, rule: usize, direction: Direction, witness: &Witness) -> String {
+fn proposal(bench: &TestBench<'_>, rule: usize, direction: Direction, witness: &Witness) -> String {
+    let policy = bench.policy;
     let name = policy.rules.get(rule).map_or(DEFAULT_RULE, |rule| rule.name.as_str());
     let action = match (policy.rules.get(rule), direction) {
         (Some(rule), _) => rule.action,
@@ -169,13 +170,21 @@ fn proposal(policy: &Policy, rule: usize, direction: Direction, witness: &Witnes
         }
     };
     let sent = if direction == Direction::Egress { "direction = \"egress\"\n" } else { "" };
-    format!("[[tests]]\n{}\n{sent}rule = \"{name}\"\n{expected}\n", packet_line(witness))
+    let packet = packet_line(witness, &|key| bench.rule_of(key, direction) == rule);
+    format!("[[tests]]\n{packet}\n{sent}rule = \"{name}\"\n{expected}\n")
 }
 
-/// A witness as `packet`, or as `frame` if its fields do not tell all of it.
-pub(crate) fn packet_line(witness: &Witness) -> String {
+/// A witness as `packet`, or as `frame` if that notation has no text for it. Addresses of the Ethernet header
+/// are left out if the packet is then still decided as before, which `is_decided` tells.
+fn packet_line(witness: &Witness, is_decided: &dyn Fn(&DeepKey) -> bool) -> String {
     let key = witness.key();
-    let is_same = |fields: &[&str]| policy::key_of_fields(&fields.join(",")).as_ref() == Ok(&key);
+    let is_same = |fields: &[&str]| {
+        policy::key_of_fields(&fields.join(",")).is_ok_and(|read| {
+            let mut same = read;
+            (same.outer.src_mac, same.outer.dst_mac) = (key.outer.src_mac, key.outer.dst_mac);
+            same == key && is_decided(&read)
+        })
+    };
     let described = key.describe().replace(" = ", "=");
     let mut fields: Vec<&str> = described.split(", ").collect();
     if !is_same(&fields) {

@@ -54,8 +54,10 @@ enum Mutation {
 #[derive(Clone, Copy)]
 enum Condition {
     Field(Field),
-    Named(&'static str, fn(&mut Match)),
+    Named(&'static str, DropCondition),
 }
+
+type DropCondition = fn(&mut Match);
 
 /// Tries the changes of a policy whose tests all pass, until `time` is over.
 pub(crate) fn mutations(
@@ -138,7 +140,7 @@ fn of_rule(policy: &Policy, index: usize) -> Vec<Mutation> {
 
 fn conditions(matches: &Match) -> Vec<Condition> {
     let mut all: Vec<Condition> = matches.values().map(|(field, _)| Condition::Field(field)).collect();
-    let named: [(bool, &'static str, fn(&mut Match)); 9] = [
+    let named: [(bool, &'static str, DropCondition); 9] = [
         (matches.src.is_some(), "src", |matches| matches.src = None),
         (matches.dst.is_some(), "dst", |matches| matches.dst = None),
         (matches.src_mac.is_some(), "src_mac", |matches| matches.src_mac = None),

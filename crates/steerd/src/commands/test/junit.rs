@@ -89,7 +89,7 @@ fn escaped(text: &str) -> String {
             '\'' => out.push_str("&apos;"),
             '\n' => out.push_str("&#10;"),
             c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => {
-                out.push(char::REPLACEMENT_CHARACTER)
+                out.push(char::REPLACEMENT_CHARACTER);
             }
             c => out.push(c),
         }
