@@ -88,8 +88,8 @@ pub(crate) enum Command {
     Explain(ExplainArgs),
     /// Show which traffic two policies treat differently, as regions of packets with an example of each.
     Diff(DiffArgs),
-    /// Run the tests of policies: [[tests]] of packets, sets of packets and captures, and the decisions that
-    /// they are to meet.
+    /// Run the tests of policies: packets, sets of packets and captures, and the decisions that they are to
+    /// meet.
     Test(TestArgs),
     /// Convert the rules of another tool to a policy.
     Import(ImportArgs),
