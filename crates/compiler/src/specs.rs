@@ -8,7 +8,7 @@ use program::{Feature, SpecChain};
 
 use crate::cube::{
     Cube, DST_IPV4, DST_MAC, DST_PORT, ETHER_TYPE, HAS_ESP, HAS_GRE, HAS_INNER, HAS_IPV4, HAS_IPV6, HAS_MPLS,
-    HAS_TCP, HAS_UDP, HAS_VXLAN, Image, PROTOCOL, SRC_MAC, SRC_PORT, Slot, VLAN_TCI,
+    HAS_TCP, HAS_UDP, HAS_VXLAN, PROTOCOL, SRC_MAC, SRC_PORT, Slot, VLAN_TCI,
 };
 
 /// Specs beside which a flow carries two actions: the tag or drop, and a counter.
@@ -58,13 +58,6 @@ impl Reading {
                 false => matched.without(at(HAS_TCP)).without(at(HAS_UDP)),
             }
         })
-    }
-
-    /// Returns the bits that a device compares by the specs of a cube. In the table of one priority, a device
-    /// puts the flows with the same bits into one group. An Ethernet spec that
-    /// [multicast has](Self::has_multicast_spec) compares no bit.
-    pub(super) fn mask(self, cube: &Cube) -> Image {
-        self.as_matched(cube).mask
     }
 
     /// Whether there is a TCP or UDP spec of the outer packet, or of the one inside.

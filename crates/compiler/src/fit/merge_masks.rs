@@ -89,10 +89,7 @@ impl RankMasks {
         let [received, sent] = [false, true].map(|is_sent| {
             let groups = self.masks.groups.iter().zip(merging.into.iter().zip(&merging.flows));
             let left = groups.filter(|(group, (into, _))| group.key.is_sent == is_sent && into.is_none());
-            // Multicast and unicast are not split into each other, but share the groups of a mask.
-            let mut masks: ByMask<Image, usize> = ByMask::default();
-            left.for_each(|(group, (_, flows))| *masks.entry(group.key.mask).or_default() += flows);
-            priorities_for(masks.into_values(), table)
+            priorities_for(left.map(|(_, (_, flows))| *flows), table)
         });
         let copying = priorities_for(self.copies.iter().copied(), table);
         // Flows that trap packets may share the priority of the last copies.

@@ -9,8 +9,7 @@ use std::cmp::Reverse;
 
 use device_model::{DeviceModel, PriorityTable};
 
-use crate::cube::Image;
-use crate::fit::mask_key::flows_by_mask;
+use crate::fit::mask_key::{MaskKey, flows_by_mask};
 use crate::fit::packing::priorities_for;
 use crate::mask_index::{ByMask, MaskIndex};
 use crate::rank::lower::Candidate;
@@ -37,7 +36,7 @@ fn spread(profile: &DeviceModel, table: PriorityTable, candidates: &[Candidate],
     let of_place = |kept: &[Ranked], place: usize| &candidates[kept[place].id.index()];
     let of_rank =
         |places: &Vec<usize>| masks(places.iter().map(|place| of_place(&ranking.kept, *place)), reading);
-    let masks: Vec<Vec<(Image, usize)>> = ranks.iter().map(of_rank).collect();
+    let masks: Vec<Vec<(MaskKey, usize)>> = ranks.iter().map(of_rank).collect();
     let mut single: Vec<usize> = masks.iter().map(|masks| single_flows(masks, table)).collect();
     let taken = masks.iter().map(|masks| priorities_for(masks.iter().map(|(_, flows)| *flows), table));
     let priorities: u32 = taken.sum();
@@ -47,7 +46,7 @@ fn spread(profile: &DeviceModel, table: PriorityTable, candidates: &[Candidate],
     let most = table.single_entries() as usize;
     let (mut later, mut met) = (MaskIndex::default(), Vec::new());
     for rank in (0..ranks.len()).rev() {
-        let mask = |place: usize| reading.mask(&of_place(&ranking.kept, place).cube);
+        let mask = |place: usize| MaskKey::of(of_place(&ranking.kept, place), reading);
         for place in rarest(&ranks[rank], mask, &masks[rank], table) {
             if single[rank] <= most {
                 break;
@@ -71,14 +70,14 @@ fn spread(profile: &DeviceModel, table: PriorityTable, candidates: &[Candidate],
 }
 
 /// The masks of flows as the device sees them, most numerous first.
-fn masks<'c>(flows: impl Iterator<Item = &'c Candidate>, reading: Reading) -> Vec<(Image, usize)> {
-    let mut masks: Vec<(Image, usize)> = flows_by_mask(flows, reading).into_iter().collect();
+fn masks<'c>(flows: impl Iterator<Item = &'c Candidate>, reading: Reading) -> Vec<(MaskKey, usize)> {
+    let mut masks: Vec<(MaskKey, usize)> = flows_by_mask(flows, reading).into_iter().collect();
     masks.sort_by_key(|(mask, flows)| (Reverse(*flows), *mask));
     masks
 }
 
 /// How many flows have no place in the groups of one priority.
-fn single_flows(masks: &[(Image, usize)], table: PriorityTable) -> usize {
+fn single_flows(masks: &[(MaskKey, usize)], table: PriorityTable) -> usize {
     let all: usize = masks.iter().map(|(_, flows)| flows).sum();
     let groups = masks.iter().take(table.groups as usize);
     all - groups.map(|(_, flows)| (*flows).min(table.group_entries as usize)).sum::<usize>()
@@ -88,12 +87,12 @@ fn single_flows(masks: &[(Image, usize)], table: PriorityTable) -> usize {
 /// of the rank, most numerous first.
 fn rarest(
     places: &[usize],
-    mask: impl Fn(usize) -> Image,
-    masks: &[(Image, usize)],
+    mask: impl Fn(usize) -> MaskKey,
+    masks: &[(MaskKey, usize)],
     table: PriorityTable,
 ) -> Vec<usize> {
     let numbers = masks.iter().enumerate().skip(table.groups as usize);
-    let numbers: ByMask<Image, usize> = numbers.map(|(number, (mask, _))| (*mask, number)).collect();
+    let numbers: ByMask<MaskKey, usize> = numbers.map(|(number, (mask, _))| (*mask, number)).collect();
     let number = |place: usize| Some((Reverse(*numbers.get(&mask(place))?), place));
     let mut rarest: Vec<(Reverse<usize>, usize)> = places.iter().copied().filter_map(number).collect();
     rarest.sort_unstable();
