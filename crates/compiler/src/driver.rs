@@ -161,7 +161,8 @@ impl Refused {
 }
 
 impl Job<'_> {
-    /// Compiles the policy; the problems are typed, for [`Problems::diagnostics`] and [`Problems::obstacles`].
+    /// Compiles the policy; the problems are typed, for [`Problems::diagnostics`] and
+    /// [`Problems::obstacles`].
     ///
     /// # Errors
     /// As [`compile`](crate::compile).

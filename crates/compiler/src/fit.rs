@@ -1,6 +1,6 @@
 //! The passes that make candidates fit on a device with few flows, masks or priorities, and `search`, which
-//! chooses their limits. Two modules are shared by the passes: `mask_key` has the masks of flows, and `packing`
-//! packs flows into priorities. `flow_problems` finds the flows that do not fit in the end.
+//! chooses their limits. Two modules are shared by the passes: `mask_key` has the masks of flows, and
+//! `packing` packs flows into priorities. `flow_problems` finds the flows that do not fit in the end.
 
 pub(crate) mod assign_priorities;
 pub(crate) mod flow_problems;
