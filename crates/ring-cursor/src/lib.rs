@@ -31,24 +31,25 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// An index of a ring, which one side writes and the other reads.
+/// An index of a ring, which one side writes and the other reads: an atomic, or a model of one. The cursors
+/// name the orders, so a model runs those of the program.
 pub trait SharedIndex {
-    /// Loads the index with acquire order.
-    fn load_acquire(&self) -> u32;
+    /// Loads the index.
+    fn load(&self, order: Ordering) -> u32;
 
-    /// Stores the index with release order.
-    fn store_release(&self, index: u32);
+    /// Stores the index.
+    fn store(&self, index: u32, order: Ordering);
 }
 
 impl SharedIndex for AtomicU32 {
     #[inline]
-    fn load_acquire(&self) -> u32 {
-        self.load(Ordering::Acquire)
+    fn load(&self, order: Ordering) -> u32 {
+        self.load(order)
     }
 
     #[inline]
-    fn store_release(&self, index: u32) {
-        self.store(index, Ordering::Release);
+    fn store(&self, index: u32, order: Ordering) {
+        self.store(index, order);
     }
 }
 
@@ -123,7 +124,7 @@ impl ProducerCursor {
     /// The index is none that the consumer can have come to since the last look.
     #[inline]
     pub fn look(&mut self, consumed: &impl SharedIndex) -> Result<(), OutsideRing> {
-        let consumed = consumed.load_acquire();
+        let consumed = consumed.load(Ordering::Acquire);
         if self.next.wrapping_sub(consumed) > self.in_use() {
             return Err(OutsideRing);
         }
@@ -167,13 +168,13 @@ impl ProducerCursor {
     /// Shows all written places to the consumer.
     #[inline]
     pub fn publish(&self, produced: &impl SharedIndex) {
-        produced.store_release(self.next);
+        produced.store(self.next, Ordering::Release);
     }
 
     /// Returns whether the consumer has taken all published places.
     #[inline]
     pub fn is_drained(&self, consumed: &impl SharedIndex) -> bool {
-        consumed.load_acquire() == self.next
+        consumed.load(Ordering::Acquire) == self.next
     }
 
     #[inline]
@@ -230,7 +231,7 @@ impl ConsumerCursor {
     /// The index is further ahead than the ring is long.
     #[inline]
     pub fn look(&mut self, produced: &impl SharedIndex) -> Result<(), OutsideRing> {
-        let produced = produced.load_acquire();
+        let produced = produced.load(Ordering::Acquire);
         if produced.wrapping_sub(self.next) > self.places {
             return Err(OutsideRing);
         }
@@ -274,7 +275,7 @@ impl ConsumerCursor {
     /// Gives all read places back to the producer.
     #[inline]
     pub fn publish(&self, consumed: &impl SharedIndex) {
-        consumed.store_release(self.next);
+        consumed.store(self.next, Ordering::Release);
     }
 }
 

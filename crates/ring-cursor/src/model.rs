@@ -7,12 +7,12 @@ use loom::thread;
 use super::*;
 
 impl SharedIndex for AtomicU32 {
-    fn load_acquire(&self) -> u32 {
-        self.load(Ordering::Acquire)
+    fn load(&self, order: Ordering) -> u32 {
+        self.load(order)
     }
 
-    fn store_release(&self, index: u32) {
-        self.store(index, Ordering::Release);
+    fn store(&self, index: u32, order: Ordering) {
+        self.store(index, order);
     }
 }
 

@@ -17,11 +17,12 @@ mod indices;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use hugemem::prefetch_read;
 pub(crate) use indices::DOORBELL_BYTES;
 use indices::Indices;
-use ring_cursor::{ConsumerCursor, ProducerCursor, SharedIndex as _};
+use ring_cursor::{ConsumerCursor, ProducerCursor, SharedIndex};
 
 use crate::errno::{EINVAL, ENOMEM, Verb, VerbErrno};
 use crate::queue_memory::QueueMemory;
@@ -239,7 +240,7 @@ impl RingProducer {
 
     /// Where the consumer stands. The index may be anything if the application wrote to it.
     pub(crate) fn consumed(&self) -> u32 {
-        self.ring.indices.consumed().load_acquire()
+        SharedIndex::load(self.ring.indices.consumed(), Ordering::Acquire)
     }
 
     /// How many slots can be filled at once.

@@ -65,12 +65,12 @@ mod kind {
     pub(in crate::ring) struct ModelledIndex(AtomicU32);
 
     impl SharedIndex for ModelledIndex {
-        fn load_acquire(&self) -> u32 {
-            self.0.load(Ordering::Acquire)
+        fn load(&self, order: Ordering) -> u32 {
+            self.0.load(order)
         }
 
-        fn store_release(&self, index: u32) {
-            self.0.store(index, Ordering::Release);
+        fn store(&self, index: u32, order: Ordering) {
+            self.0.store(index, order);
         }
     }
 

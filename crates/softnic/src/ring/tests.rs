@@ -1,7 +1,5 @@
 //! A ring, one end after the other, and both at once in two threads.
 
-use std::sync::atomic::Ordering;
-
 use super::*;
 
 fn ring(entries: u32) -> (RingProducer, RingConsumer) {
