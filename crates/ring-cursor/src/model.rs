@@ -1,7 +1,8 @@
 //! The two cursors in every order of their steps that the memory model allows, by loom.
 
+use loom::cell::Cell;
 use loom::sync::Arc;
-use loom::sync::atomic::{AtomicU32, AtomicU64};
+use loom::sync::atomic::AtomicU32;
 use loom::thread;
 
 use super::*;
@@ -16,20 +17,19 @@ impl SharedIndex for AtomicU32 {
     }
 }
 
-/// The ring. Its places are relaxed atomics: without the order that the indices give, the consumer could load
-/// what was in a place before, or what the producer stores there in its next round. The model of the rings of
-/// `softnic`, which are above the same cursors, has cells that only one side may touch at a time.
+/// The ring. Its places are cells of loom, which fails a run in which both sides touch a cell without an order
+/// between them.
 struct Shared {
     produced: AtomicU32,
     consumed: AtomicU32,
-    places: Vec<AtomicU64>,
+    places: Vec<Cell<u64>>,
 }
 
 fn shared(places: u32) -> Arc<Shared> {
     Arc::new(Shared {
         produced: AtomicU32::new(0),
         consumed: AtomicU32::new(0),
-        places: (0..places).map(|_| AtomicU64::new(u64::MAX)).collect(),
+        places: (0..places).map(|_| Cell::new(u64::MAX)).collect(),
     })
 }
 
@@ -45,7 +45,7 @@ fn every_place_is_read_once_after_it_was_written_round_the_ring() {
                 while !cursor.has_room(1, &theirs.consumed) {
                     thread::yield_now();
                 }
-                theirs.places[cursor.place() as usize].store(number, Ordering::Relaxed);
+                theirs.places[cursor.place() as usize].set(number);
                 cursor.advance_by(1);
                 cursor.publish(&theirs.produced);
             }
@@ -55,7 +55,7 @@ fn every_place_is_read_once_after_it_was_written_round_the_ring() {
             while !cursor.has_next(&ring.produced) {
                 thread::yield_now();
             }
-            let number = ring.places[cursor.place() as usize].load(Ordering::Relaxed);
+            let number = ring.places[cursor.place() as usize].get();
             assert_eq!(number, expected);
             cursor.advance_by(1);
             cursor.publish(&ring.consumed);
