@@ -228,11 +228,12 @@ impl ConsumerCursor {
     /// Looks at the producer's index.
     ///
     /// # Errors
-    /// The index is further ahead than the ring is long.
+    /// The index is further ahead than the ring is long, or behind what was published at the last look.
     #[inline]
     pub fn look(&mut self, produced: &impl SharedIndex) -> Result<(), OutsideRing> {
         let produced = produced.load(Ordering::Acquire);
-        if produced.wrapping_sub(self.next) > self.places {
+        let ahead = produced.wrapping_sub(self.next);
+        if ahead > self.places || ahead < self.published() {
             return Err(OutsideRing);
         }
         self.produced_seen = produced;

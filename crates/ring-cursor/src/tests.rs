@@ -126,6 +126,9 @@ fn a_look_returns_the_violation() {
 }
 
 #[test]
+    ring.produced.store(1, Ordering::Relaxed);
+    assert_eq!(ring.consumer.look(&ring.produced), Err(OutsideRing), "less than before");
+    assert_eq!(ring.consumer.published(), 4);
 fn a_limit_leaves_places_unused() {
     let consumed = AtomicU32::new(0);
     let mut producer = ProducerCursor::with_limit(4, 3);
