@@ -164,6 +164,11 @@ impl ProducerCursor {
     pub fn rewind(&mut self, position: u32) {
         self.next = position;
     }
+        if self.in_use() < self.next.wrapping_sub(position) {
+            // The consumer claimed to have read some of them. An index beyond the new position would make
+            // `in_use` wrap, and no later index would be a violation.
+            self.consumed_seen = position;
+        }
 
     /// Shows all written places to the consumer.
     #[inline]

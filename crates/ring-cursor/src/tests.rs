@@ -27,6 +27,8 @@ impl Ring {
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Put(u32),
+    /// Takes back so many of the unpublished places, modulo their number and one.
+    Rewind(usize),
     PublishPut,
     Take,
     PublishTake,
@@ -35,6 +37,7 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => any::<u32>().prop_map(Step::Put),
+        1 => any::<usize>().prop_map(Step::Rewind),
         1 => Just(Step::PublishPut),
         3 => Just(Step::Take),
         1 => Just(Step::PublishTake),
@@ -67,6 +70,13 @@ proptest! {
                         written.push_back(number);
                         out += 1;
                     }
+                }
+                Step::Rewind(count) => {
+                    let count = count % (written.len() + 1);
+                    let position = ring.producer.position();
+                    ring.producer.rewind(position.wrapping_sub(count as u32));
+                    written.truncate(written.len() - count);
+                    out -= count as u32;
                 }
                 Step::PublishPut => {
                     ring.producer.publish(&ring.produced);
@@ -126,9 +136,24 @@ fn a_look_returns_the_violation() {
 }
 
 #[test]
-    ring.produced.store(1, Ordering::Relaxed);
-    assert_eq!(ring.consumer.look(&ring.produced), Err(OutsideRing), "less than before");
-    assert_eq!(ring.consumer.published(), 4);
+fn a_rewind_takes_back_what_the_consumer_claims_to_have_read() {
+    let mut ring = Ring::new(4, u32::MAX);
+    ring.producer.advance_by(1);
+    ring.producer.publish(&ring.produced);
+    let position = ring.producer.position();
+    ring.producer.advance_by(3);
+    ring.consumed.store(position.wrapping_add(2), Ordering::Relaxed);
+    assert_eq!(ring.producer.look(&ring.consumed), Ok(()), "two that were not published");
+    ring.producer.rewind(position);
+    assert_eq!(ring.producer.room(), 4);
+    assert_eq!(ring.producer.look(&ring.consumed), Err(OutsideRing), "beyond what was written");
+    assert_eq!(ring.producer.room_for(5, &ring.consumed), 4);
+    ring.producer.advance_by(4);
+    assert!(!ring.producer.has_room(3, &ring.consumed));
+    assert_eq!(ring.producer.room(), 2, "the index was reached");
+}
+
+#[test]
 fn a_limit_leaves_places_unused() {
     let consumed = AtomicU32::new(0);
     let mut producer = ProducerCursor::with_limit(4, 3);
