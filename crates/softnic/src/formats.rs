@@ -245,7 +245,7 @@ fn take_own(consumer: &mut RingConsumer) -> Option<u64> {
         return None;
     }
     // SAFETY: the slot was published, so it is this side's, and slots of requests begin with the request's
-    // id.
+    // id (`check_slots` in `work_queues` and `queue_pairs`).
     let wr_id = unsafe { consumer.slot().cast::<u64>().read() };
     consumer.advance();
     Some(wr_id)
@@ -290,7 +290,7 @@ impl Completions {
         match self {
             Self::Own(producer) => {
                 // SAFETY: there is room, so the slot is the producer's; completion slots are `Cqe`s, aligned
-                // with the ring.
+                // with the ring (`check_slots` in `completion_queues`).
                 unsafe { producer.slot().cast::<Cqe>().write(*cqe) };
                 producer.advance();
             }
@@ -320,7 +320,8 @@ impl Completions {
     pub(crate) fn is_solicited(&self, index: u32) -> bool {
         match self {
             Self::Own(producer) => {
-                // SAFETY: filled by this side, which alone writes to it; the slots are aligned `Cqe`s.
+                // SAFETY: filled by this side, which alone writes to it; the slots are aligned `Cqe`s
+                // (`check_slots` in `completion_queues`).
                 let cqe = unsafe { producer.peek(index).cast::<Cqe>().as_ref() };
                 cqe.status() != u32::from(Status::Success as u8) || cqe.is_solicited()
             }

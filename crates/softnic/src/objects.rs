@@ -30,3 +30,6 @@ pub use crate::state::State;
 pub fn has_capability(wanted: CapabilitySet) -> bool {
     capabilities(None).is_ok_and(|sets| sets.effective.contains(wanted))
 }
+
+#[cfg(test)]
+mod tests;

@@ -71,7 +71,8 @@ impl RingMemory<'_> {
 
 impl Ring {
     /// Makes the two ends of a ring in which `entries` slots can be filled. Not to be called with the state
-    /// locked: the allocator is the application's code.
+    /// locked: the allocator is the application's code. A queue of [`crate::objects`] takes only an end whose
+    /// slots have the bytes of its entries.
     ///
     /// # Errors
     /// EINVAL beyond `MAX_SLOTS`, ENOMEM if there is no memory, and the refusal of `memory`.
@@ -129,6 +130,11 @@ unsafe impl Send for Layout {}
 unsafe impl Sync for Layout {}
 
 impl Layout {
+    /// Refuses slots of other bytes than the entries of a queue.
+    fn check_slots(self, entry_bytes: usize) -> Verb<()> {
+        if self.slot_bytes == entry_bytes { Ok(()) } else { Err(EINVAL) }
+    }
+
     #[inline]
     fn slot(self, index: u32) -> NonNull<u8> {
         let offset = (index & self.mask) as usize * self.slot_bytes;
@@ -175,6 +181,11 @@ pub struct RingProducer {
 }
 
 impl RingProducer {
+    /// Refuses a ring whose slots have other bytes than the entries of a queue.
+    pub(crate) fn check_slots(&self, entry_bytes: usize) -> Verb<()> {
+        self.layout.check_slots(entry_bytes)
+    }
+
     /// Whether `wanted` slots can be filled.
     #[inline]
     pub fn has_room(&mut self, wanted: u32) -> bool {
@@ -259,6 +270,11 @@ pub struct RingConsumer {
 }
 
 impl RingConsumer {
+    /// Refuses a ring whose slots have other bytes than the entries of a queue.
+    pub(crate) fn check_slots(&self, entry_bytes: usize) -> Verb<()> {
+        self.layout.check_slots(entry_bytes)
+    }
+
     /// Whether there is a slot to read.
     #[inline]
     pub fn has_next(&mut self) -> bool {

@@ -112,7 +112,8 @@ fn next(nic: &NicShared, state: &mut State, slot: u32, room: &mut [u8]) -> Optio
 
 /// The envelope of a published request, at its offset in the slot.
 fn envelope(slot: NonNull<u8>, offset: usize) -> Envelope {
-    // SAFETY: the slots of a datagram queue pair hold an envelope there.
+    // SAFETY: the slots of a datagram queue pair hold an envelope there: making it checks them
+    // (`queue_pairs::insert`).
     let place = unsafe { slot.add(offset) };
     // SAFETY: the request was published with it, so it is this side's.
     unsafe { place.cast::<Envelope>().read() }

@@ -372,7 +372,7 @@ impl Filling<'_> {
             cqe.set_checksum_ok(checksums_hold(frame, &packet::parse(frame.bytes)));
         }
         // SAFETY: `made` is below the room, so the slot is the producer's; completion slots are aligned
-        // `Cqe`s.
+        // `Cqe`s (`check_slots` in `completion_queues`).
         unsafe { self.completions.at(self.made).cast::<Cqe>().write(cqe) };
         work.settle(delivery, end);
         self.made += 1;
@@ -537,7 +537,8 @@ fn edit<'e>(frame: &[u8], edits: FrameEdits, edited: &'e mut EditedFrame) -> &'e
 
 /// The first element of a receive request.
 fn first_element(slot: NonNull<u8>) -> NonNull<Element> {
-    // SAFETY: receive slots hold at least one element behind the id.
+    // SAFETY: receive slots hold at least one element behind the id: making a queue checks it (`NewQueue` of
+    // `OwnReceives`).
     unsafe { slot.add(RECEIVE_HEADER_BYTES) }.cast::<Element>()
 }
 
@@ -576,7 +577,8 @@ impl Buffers<'_> {
         let mut targets = ArrayVec::<(*mut u8, usize), { crate::limits::MAX_SGE as usize }>::new();
         let mut room = 0;
         for index in 0..self.max_sge as usize {
-            // SAFETY: receive slots hold `max_sge` elements.
+            // SAFETY: receive slots hold `max_sge` elements: making a queue checks it (`NewQueue` of
+            // `OwnReceives`).
             let element = unsafe { elements.add(index) };
             // SAFETY: the request was published, so its slot is this side's.
             let element = unsafe { element.read() };

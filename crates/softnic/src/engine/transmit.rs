@@ -262,7 +262,7 @@ fn send_plain(state: &mut State, slot: u32, limit: usize, exit: &mut Exit<'_>) -
                 let mut cqe = Cqe::new(header.wr_id, WorkOpcode::Send, Status::Success, *number);
                 cqe.byte_len = frame.len() as u32;
                 // SAFETY: no more are written than there is room for, so the slot is the producer's; slots
-                // are aligned `Cqe`s.
+                // are aligned `Cqe`s (`check_slots` in `completion_queues`).
                 unsafe { completions.at(completed).cast::<Cqe>().write(cqe) };
                 completed += 1;
             }
@@ -534,7 +534,8 @@ impl Exit<'_> {
 /// The bytes of a request that are in its slot, `offset` behind the header; `bytes` is within the send ring's
 /// shape.
 fn inline<'a>(slot: NonNull<u8>, offset: usize, bytes: u32) -> &'a [u8] {
-    // SAFETY: the body behind the header holds as much as the shape states, and so `offset + bytes`.
+    // SAFETY: the body behind the header holds as much as the shape states, and so `offset + bytes`: making a
+    // queue pair checks the slots (`queue_pairs::insert`).
     let start = unsafe { slot.add(SEND_HEADER_BYTES + offset) };
     // SAFETY: as above; published with the request, so the slot is this side's until the request is given
     // back, which is after its use.
@@ -544,9 +545,10 @@ fn inline<'a>(slot: NonNull<u8>, offset: usize, bytes: u32) -> &'a [u8] {
 /// The element of a published request at an index below its `max_sge`.
 #[inline]
 fn element(slot: NonNull<u8>, index: usize) -> Element {
-    // SAFETY: send slots have a body behind the header.
+    // SAFETY: send slots have a body behind the header: making a queue pair checks the slots
+    // (`queue_pairs::insert`).
     let body = unsafe { slot.add(SEND_HEADER_BYTES) };
-    // SAFETY: the body holds `max_sge` elements.
+    // SAFETY: the body holds `max_sge` elements, by the same check.
     let element = unsafe { body.cast::<Element>().add(index) };
     // SAFETY: the request was published, so its slot is this side's.
     unsafe { element.read() }

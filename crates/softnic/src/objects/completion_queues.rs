@@ -83,9 +83,10 @@ pub struct OwnCompletionQueue {
 /// returns its slot.
 ///
 /// # Errors
-/// EINVAL if there is no such domain, and ENOMEM if the device has no more.
+/// EINVAL if the ring's slots are no [`Cqe`]s or there is no such domain, and ENOMEM if the device has no more.
 pub fn insert(nic: &Nic, state: &mut State, queue: OwnCompletionQueue) -> Verb<u32> {
     let OwnCompletionQueue { owner, producer, vector, ignore_overrun, wants_checksums, .. } = queue;
+    producer.check_slots(size_of::<Cqe>())?;
     if let Some(domain) = queue.domain {
         // The allocator, which was just called, is the application's code.
         state.domains.get(domain).ok_or(EINVAL)?;
@@ -132,8 +133,8 @@ pub fn arm_from_consumer(state: &mut State, slot: u32, solicited_only: bool) {
 /// poll is open.
 ///
 /// # Errors
-/// EINVAL if there is no such queue, if it has failed, or if the new ring has no room for what is queued, and
-/// EBUSY while a poll is open.
+/// EINVAL if the slots of a ring are no [`Cqe`]s, if there is no such queue, if it has failed, or if the new
+/// ring has no room for what is queued, and EBUSY while a poll is open.
 pub fn exchange(
     state: &mut State,
     slot: u32,
@@ -141,19 +142,24 @@ pub fn exchange(
     producer: &mut RingProducer,
     consumer: &mut RingConsumer,
 ) -> Verb<()> {
+    producer.check_slots(size_of::<Cqe>())?;
+    consumer.check_slots(size_of::<Cqe>())?;
     let cq = state.cqs.get_mut(slot).ok_or(EINVAL)?;
     if cq.failed {
         return Err(EINVAL);
     }
     let old = old.ok_or(EBUSY)?;
+    old.check_slots(size_of::<Cqe>())?;
     // ibv_resize_cq(3): at least the number of unpolled entries.
     if old.available() > producer.limit() {
         return Err(EINVAL);
     }
     while old.has_next() && producer.has_room(1) {
-        // SAFETY: published, so it is the consumer's; slots are aligned `Cqe`s.
+        // SAFETY: the slot was published, so it is the consumer's; `check_slots` found the bytes of a `Cqe`,
+        // and so every slot is aligned as the ring is.
         let cqe = unsafe { old.slot().cast::<Cqe>().read() };
-        // SAFETY: there is room, so the slot is the producer's.
+        // SAFETY: there is room, so the slot is the producer's; `check_slots` found the bytes of a `Cqe`, and
+        // so every slot is aligned as the ring is.
         unsafe { producer.slot().cast::<Cqe>().write(cqe) };
         old.advance();
         producer.advance();

@@ -95,12 +95,14 @@ pub struct OwnSends {
 /// `domain` is the one that it was made in.
 ///
 /// # Errors
-/// EINVAL if there is no such domain, and the errno of the device if it has no more queue pairs.
+/// EINVAL if the slots of a ring are no requests of the queue or there is no such domain, and the errno of the
+/// device if it has no more queue pairs.
 pub fn insert(state: &mut State, receives: OwnReceives, sends: OwnSends, domain: u32) -> Verb<NumberedQueue> {
     let OwnSends { cq, consumer, signal_all, shape, bell } = sends;
+    consumer.check_slots(shape.slot_bytes())?;
     let sends =
         SendState { consumer: Sends::Own(consumer), cq, signal_all, shape, pace: Pace::default(), bell };
-    let slot = insert_plain(state, receives.into(), sends)?;
+    let slot = insert_plain(state, receives.try_into()?, sends)?;
     use_domain(state, domain)?;
     Ok(NumberedQueue { slot, number: qp_number(slot) })
 }

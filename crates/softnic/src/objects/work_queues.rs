@@ -13,7 +13,7 @@ use rustix::thread::CapabilitySet;
 
 use super::domains::use_domain;
 use super::has_capability;
-use crate::errno::{EBUSY, EINVAL, ENOMEM, EPERM, Verb, known_bits};
+use crate::errno::{EBUSY, EINVAL, ENOMEM, EPERM, Verb, VerbErrno, known_bits};
 use crate::formats::{ReceiveFormat, Requests};
 use crate::limits::MAX_SGE;
 use crate::nic::Nic;
@@ -21,6 +21,7 @@ use crate::personality::WorkQueueRules;
 use crate::ring::RingConsumer;
 pub use crate::state::FrameEdits;
 use crate::state::{NewQueue, QueueOwner, QueueState, State};
+use crate::work::receive_slot_bytes;
 
 /// Work queues are numbered from here, away from the numbers of queue pairs.
 const FIRST_NUMBER: u32 = 0x0080_0001;
@@ -116,10 +117,19 @@ pub struct OwnReceives {
     pub native: u64,
 }
 
-impl From<OwnReceives> for NewQueue {
-    fn from(queue: OwnReceives) -> Self {
+impl TryFrom<OwnReceives> for NewQueue {
+    type Error = VerbErrno;
+
+    /// Refuses a ring whose slots are no receive requests of `max_sge` entries, at least one: the engine reads
+    /// so many in each slot.
+    fn try_from(queue: OwnReceives) -> Verb<Self> {
         let OwnReceives { owner, domain, cq, consumer, max_sge, edits, native_state, native } = queue;
-        Self { owner, domain, cq, consumer: Requests::Own(consumer), max_sge, edits, native_state, native }
+        if max_sge == 0 {
+            return Err(EINVAL);
+        }
+        consumer.check_slots(receive_slot_bytes(max_sge))?;
+        let consumer = Requests::Own(consumer);
+        Ok(Self { owner, domain, cq, consumer, max_sge, edits, native_state, native })
     }
 }
 
@@ -145,9 +155,10 @@ pub fn insert_foreign(nic: &Nic, state: &mut State, queue: ForeignReceives) -> V
 /// that it was made in.
 ///
 /// # Errors
-/// EINVAL if there is no such domain or completion queue, and ENOMEM if the device has no more queues.
+/// EINVAL if the ring's slots are no requests of `max_sge` entries or there is no such domain or completion
+/// queue, and ENOMEM if the device has no more queues.
 pub fn insert(nic: &Nic, state: &mut State, queue: OwnReceives, domain: u32) -> Verb<NumberedQueue> {
-    add(nic, state, queue.into(), domain)
+    add(nic, state, queue.try_into()?, domain)
 }
 
 /// Adds a work queue with a number, and counts what it uses.
