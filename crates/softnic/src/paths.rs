@@ -3,25 +3,25 @@
 //! `choose-paths`: see `provider/tests/paths.rs` of softnic-verbs.
 
 /// Whether only the general paths are to be taken.
-#[cfg(not(any(test, feature = "choose-paths")))]
+#[cfg(not(feature = "choose-paths"))]
 #[inline(always)]
 pub const fn are_general() -> bool {
     false
 }
 
 /// Whether the instructions of x86-64-v3 may be used, where the processor has them.
-#[cfg(not(any(test, feature = "choose-paths")))]
+#[cfg(not(feature = "choose-paths"))]
 #[inline(always)]
 pub(crate) const fn may_be_v3() -> bool {
     true
 }
 
-#[cfg(any(test, feature = "choose-paths"))]
+#[cfg(feature = "choose-paths")]
 pub(crate) use choice::may_be_v3;
-#[cfg(any(test, feature = "choose-paths"))]
+#[cfg(feature = "choose-paths")]
 pub use choice::{Paths, are_general, choose};
 
-#[cfg(any(test, feature = "choose-paths"))]
+#[cfg(feature = "choose-paths")]
 mod choice {
     use std::cell::Cell;
 

@@ -9,6 +9,7 @@ mod domains;
 mod events;
 mod extended;
 mod features;
+#[cfg(feature = "choose-paths")]
 mod paths;
 mod receiving;
 mod refusals;
