@@ -2,6 +2,7 @@
 
 use std::ops::Deref;
 
+use softnic::clock::check_rate;
 use softnic::{OwnedNic, SoftNicConfig};
 
 use crate::ProviderError;
@@ -25,6 +26,7 @@ impl SoftNic {
     /// # Errors
     /// A configuration out of range, or a libibverbs whose private layout is not known.
     pub fn create(config: SoftNicConfig) -> Result<Self, ProviderError> {
+        config.check()?;
         Library::load()?;
         Ok(Self(OwnedNic::create(config)?))
     }
@@ -34,6 +36,8 @@ impl SoftNic {
     /// # Errors
     /// The errors of [`SoftNic::create`], and for a rate of 0 or above 1 GHz.
     pub fn create_with_clock(config: SoftNicConfig, kilohertz: u64) -> Result<Self, ProviderError> {
+        check_rate(kilohertz)?;
+        config.check()?;
         Library::load()?;
         Ok(Self(OwnedNic::create_with_clock(config, kilohertz)?))
     }

@@ -5,6 +5,8 @@ use std::any::Any;
 
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::SoftNicError;
+
 pub use crate::personality::ClockRules;
 
 /// The place from which clients read the clock of the device without a call: a front end brings it, and the
@@ -16,6 +18,15 @@ pub trait ClockView: Any + Send + Sync {
 
 /// The fastest clock: its ticks are the nanoseconds of the system's.
 pub(crate) const MAX_KILOHERTZ: u64 = 1_000_000;
+
+/// Refuses a rate that the clock behind raw timestamps cannot have. [`crate::OwnedNic::create_with_clock`] does
+/// so by itself.
+///
+/// # Errors
+/// The rate is 0 or above 1 GHz.
+pub fn check_rate(kilohertz: u64) -> Result<(), SoftNicError> {
+    if (1..=MAX_KILOHERTZ).contains(&kilohertz) { Ok(()) } else { Err(SoftNicError::Clock { kilohertz }) }
+}
 
 /// Now, in nanoseconds since 1970.
 #[must_use]

@@ -12,7 +12,7 @@ use parking::{Wakeup, join_within};
 use wire::MAX_MTU_BYTES;
 use xdp::ClaimReport;
 
-use crate::clock::{ClockView, MAX_KILOHERTZ};
+use crate::clock::{ClockView, check_rate};
 use crate::engine::profile::EngineProfile;
 use crate::engine::{self, EngineCell};
 use crate::limits::{MAX_NAME_BYTES, MAX_PORTS, MIN_MTU_BYTES};
@@ -74,6 +74,33 @@ pub struct SoftNicConfig {
     pub ports: Vec<PortConfig>,
     /// Who runs its engines.
     pub drive: Drive,
+}
+
+impl SoftNicConfig {
+    /// Refuses a configuration out of range. [`OwnedNic::create`] does so by itself.
+    ///
+    /// # Errors
+    /// The first value that is out of range.
+    pub fn check(&self) -> Result<(), SoftNicError> {
+        let name = &self.name;
+        if !is_device_name(name) {
+            return Err(SoftNicError::DeviceName { name: name.clone(), max: MAX_NAME_BYTES });
+        }
+        if self.ports.is_empty() || self.ports.len() > MAX_PORTS {
+            return Err(SoftNicError::PortCount { ports: self.ports.len(), max: MAX_PORTS });
+        }
+        let threads = self.drive.engines(self.ports.len());
+        if !(1..=self.ports.len()).contains(&threads) {
+            return Err(SoftNicError::ThreadCount { threads, ports: self.ports.len() });
+        }
+        for (port, PortConfig { mtu_bytes, .. }) in (1u8..).zip(&self.ports) {
+            if !(MIN_MTU_BYTES..=MAX_MTU_BYTES).contains(mtu_bytes) {
+                let (min, max) = (MIN_MTU_BYTES, MAX_MTU_BYTES);
+                return Err(SoftNicError::Mtu { port, mtu_bytes: *mtu_bytes, min, max });
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A software NIC as its owner has it. Dropping it stops the engines; open contexts stay valid and see no
@@ -210,15 +237,13 @@ impl OwnedNic {
     /// # Errors
     /// As [`OwnedNic::create`], and for a rate of 0 or above 1 GHz.
     pub fn create_with_clock(config: SoftNicConfig, kilohertz: u64) -> Result<Self, SoftNicError> {
-        if !(1..=MAX_KILOHERTZ).contains(&kilohertz) {
-            return Err(SoftNicError::Clock { kilohertz });
-        }
+        check_rate(kilohertz)?;
         let clock = ClockRules { kilohertz, ..config.personality.rules().objects.clock };
         Self::start(config, clock)
     }
 
     fn start(config: SoftNicConfig, clock: ClockRules) -> Result<Self, SoftNicError> {
-        check(&config)?;
+        config.check()?;
         let SoftNicConfig { name, personality, mut ports, drive } = config;
         let engines = drive.engines(ports.len());
         let nic = Arc::new(Nic {
@@ -423,25 +448,4 @@ impl Drop for OwnedNic {
 pub(crate) fn is_device_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
     (1..=MAX_NAME_BYTES).contains(&name.len()) && name.bytes().all(plain)
-}
-
-fn check(config: &SoftNicConfig) -> Result<(), SoftNicError> {
-    let name = &config.name;
-    if !is_device_name(name) {
-        return Err(SoftNicError::DeviceName { name: name.clone(), max: MAX_NAME_BYTES });
-    }
-    if config.ports.is_empty() || config.ports.len() > MAX_PORTS {
-        return Err(SoftNicError::PortCount { ports: config.ports.len(), max: MAX_PORTS });
-    }
-    let threads = config.drive.engines(config.ports.len());
-    if !(1..=config.ports.len()).contains(&threads) {
-        return Err(SoftNicError::ThreadCount { threads, ports: config.ports.len() });
-    }
-    for (port, PortConfig { mtu_bytes, .. }) in (1u8..).zip(&config.ports) {
-        if !(MIN_MTU_BYTES..=MAX_MTU_BYTES).contains(mtu_bytes) {
-            let (min, max) = (MIN_MTU_BYTES, MAX_MTU_BYTES);
-            return Err(SoftNicError::Mtu { port, mtu_bytes: *mtu_bytes, min, max });
-        }
-    }
-    Ok(())
 }
