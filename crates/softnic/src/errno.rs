@@ -113,7 +113,7 @@ pub fn known_bits(value: u32, known: u32, errno: VerbErrno) -> Verb<()> {
 /// Runs the body of a call from C; a panic in it becomes `fallback`, and is a bug.
 pub fn guard<T>(fallback: T, body: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
-        tracing::error!("a provider op panicked");
+        tracing::error!("a call of a front end panicked");
         fallback
     })
 }

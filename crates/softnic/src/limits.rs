@@ -1,4 +1,4 @@
-//! The limits of the device, as `ibv_query_device_ex` reports and the provider enforces them.
+//! The limits of the device, as `ibv_query_device_ex` reports and front ends enforce them.
 
 use wire::MAX_MTU_BYTES;
 

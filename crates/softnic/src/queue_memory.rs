@@ -1,6 +1,6 @@
 //! Where queues live: memory from the application's parent-domain allocator, or the device's own.
 //!
-//! Called by the provider when a queue is made; the memory goes back to where it came from when the queue's
+//! Called by a front end when a queue is made; the memory goes back to where it came from when the queue's
 //! last end is dropped. Never called by the engine.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -11,7 +11,7 @@ use ibverbs_sys::ibv_pd;
 
 /// The use of an allocation: the `resource_type` that a parent domain's allocator receives.
 ///
-/// The upper half is this provider's mark (`SN`), as mlx5 puts its driver id there.
+/// The upper half is this device's mark (`SN`), as mlx5 puts its driver id there.
 pub mod resource {
     const SOFTNIC: u64 = 0x534e << 32;
     /// The slots of a completion queue.

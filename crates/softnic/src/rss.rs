@@ -1,6 +1,6 @@
 //! Receive-side scaling: which receive queue of an RSS queue pair a frame goes to.
 //!
-//! The provider makes one [`Rss`] per RSS queue pair; the engine asks it once per delivery. It holds a copy
+//! A front end makes one [`Rss`] per RSS queue pair; the engine asks it once per delivery. It holds a copy
 //! of the indirection table, which can only be created and destroyed, so a selection follows no pointer but
 //! its own. It never looks at frame bytes and does not depend on the state of the queues.
 

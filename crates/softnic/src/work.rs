@@ -1,7 +1,7 @@
 //! The contents of the rings: completions, receive requests and send requests, with their opcodes and
 //! statuses.
 //!
-//! Written and read by the provider's posting and polling ops on one side and the engine on the other. Sizes
+//! Written and read by a front end's posting and polling calls on one side and the engine on the other. Sizes
 //! matter: a completion is half a cache line.
 
 use ibverbs_sys::{ibv_sge, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
