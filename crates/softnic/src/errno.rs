@@ -106,6 +106,7 @@ impl VerbErrno {
 ///
 /// # Errors
 /// `errno` for such bits.
+#[inline]
 pub fn known_bits(value: u32, known: u32, errno: VerbErrno) -> Verb<()> {
     if value & !known == 0 { Ok(()) } else { Err(errno) }
 }

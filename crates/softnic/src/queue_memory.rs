@@ -95,6 +95,7 @@ impl QueueMemory {
         Some(Self { address, bytes, owner: Owner::Device { layout } })
     }
 
+    #[inline]
     pub(crate) fn address(&self) -> NonNull<u8> {
         self.address
     }

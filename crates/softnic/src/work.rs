@@ -341,6 +341,7 @@ impl SendShape {
     }
 
     /// Where the envelope of a datagram is, counted from the header.
+    #[inline]
     pub fn envelope_offset(&self) -> usize {
         let body = (self.elements_bytes() + self.max_tso_header as usize).max(self.max_inline as usize);
         SEND_HEADER_BYTES + body.next_multiple_of(16)
