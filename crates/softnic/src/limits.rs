@@ -22,9 +22,9 @@ pub const MAX_REGIONS: usize = 65_536;
 /// Completion queues.
 pub(crate) const MAX_CQS: usize = 16_384;
 /// Entries of a completion queue.
-pub const MAX_CQE: u32 = MAX_SLOTS;
+pub(crate) const MAX_CQE: u32 = MAX_SLOTS;
 /// Completion vectors. There are no interrupts to spread, so they differ in nothing.
-pub const COMP_VECTORS: u32 = 8;
+pub(crate) const COMP_VECTORS: u32 = 8;
 /// Completion channels of all contexts.
 pub(crate) const MAX_CHANNELS: usize = 16_384;
 /// Work queues, and receive sides of plain queue pairs.

@@ -267,10 +267,8 @@ pub struct ClockRules {
 
 /// Bits that an op accepts, and the errno for others.
 pub struct KnownBits {
-    /// The bits.
-    pub bits: u32,
-    /// The errno.
-    pub refusal: VerbErrno,
+    bits: u32,
+    refusal: VerbErrno,
 }
 
 impl KnownBits {
@@ -281,6 +279,11 @@ impl KnownBits {
     pub fn check(&self, bits: u32) -> Verb<()> {
         known_bits(bits, self.bits, self.refusal)
     }
+
+    /// Refuses the attribute itself where no bit is accepted.
+    pub(crate) fn check_any(&self) -> Verb<()> {
+        if self.bits == 0 { Err(self.refusal) } else { Ok(()) }
+    }
 }
 
 /// Completion queues.
@@ -290,9 +293,9 @@ pub struct CompletionRules {
     /// `ibv_cq_init_attr_ex.flags`.
     pub flags: KnownBits,
     /// `ibv_cq_init_attr_ex.wc_flags`.
-    pub fields: KnownBits,
+    fields: KnownBits,
     /// Two sets of `wc_flags` that cannot be had together.
-    pub exclusive_fields: Option<(u32, u32)>,
+    exclusive_fields: Option<(u32, u32)>,
     /// The most entries a queue can have.
     pub max_entries: u32,
     /// Whether queues get one entry less than a power of two, as where one slot distinguishes full from
@@ -315,6 +318,21 @@ pub struct CompletionRules {
     pub(crate) max_moderation_count: u16,
     /// The most microseconds until an event.
     pub(crate) max_moderation_period_us: u16,
+}
+
+impl CompletionRules {
+    /// The fields that `wc_flags` ask for.
+    ///
+    /// # Errors
+    /// The errno of the device for fields that it does not have, or not together.
+    pub fn check_fields(&self, wc_flags: u64) -> Verb<u32> {
+        let fields = u32::try_from(wc_flags).map_err(|_| self.fields.refusal)?;
+        self.fields.check(fields)?;
+        if self.exclusive_fields.is_some_and(|(some, others)| fields & some != 0 && fields & others != 0) {
+            return Err(self.fields.refusal);
+        }
+        Ok(fields)
+    }
 }
 
 /// Protection, thread and parent domains, and the memory of their queues.

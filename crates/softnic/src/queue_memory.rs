@@ -25,9 +25,9 @@ pub mod resource {
 }
 
 /// The function of a parent domain that gives memory (`ibv_parent_domain_init_attr.alloc`).
-pub type AllocateFn = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void;
+type AllocateFn = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void;
 /// The function of a parent domain that takes memory back (`ibv_parent_domain_init_attr.free`).
-pub type FreeFn = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, u64);
+type FreeFn = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, u64);
 
 /// `IBV_ALLOCATOR_USE_DEFAULT`.
 const USE_DEFAULT: *mut c_void = std::ptr::without_provenance_mut(usize::MAX);

@@ -25,14 +25,14 @@ use indices::Indices;
 use ring_cursor::{ConsumerCursor, ProducerCursor, SharedIndex};
 
 use crate::errno::{EINVAL, ENOMEM, Verb, VerbErrno};
+pub use crate::queue_memory::Allocator;
 use crate::queue_memory::QueueMemory;
-pub use crate::queue_memory::{AllocateFn, Allocator, FreeFn};
 
 /// The most slots a ring can have.
 pub(crate) const MAX_SLOTS: u32 = 1 << 22;
 
 /// The alignment of doorbell records and slots.
-pub const RING_ALIGN: usize = 128;
+pub(crate) const RING_ALIGN: usize = 128;
 
 /// The shared part of a ring. Indices count slots without end and wrap at 2^32.
 pub struct Ring {

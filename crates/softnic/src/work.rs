@@ -93,7 +93,7 @@ const _: () = assert!(size_of::<Cqe>() == 32);
 
 impl Cqe {
     /// The completion that is read outside a poll.
-    pub const EMPTY: Self = Self {
+    const EMPTY: Self = Self {
         wr_id: 0,
         timestamp_ns: 0,
         byte_len: 0,
@@ -209,7 +209,7 @@ impl Cqe {
     }
 }
 
-/// [`Cqe::EMPTY`] at a fixed address.
+/// The completion that is read outside a poll, at a fixed address.
 pub static EMPTY_CQE: Cqe = Cqe::EMPTY;
 
 /// A key that no region ever has: it represents a key of 0 in a request, because 0 ends a list of elements.

@@ -143,11 +143,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         rules.attributes.check(attr.comp_mask)?;
         let flags = if attr.comp_mask & ATTR_FLAGS == 0 { 0 } else { attr.flags };
         rules.flags.check(flags)?;
-        let fields = u32::try_from(attr.wc_flags).map_err(|_| rules.fields.refusal)?;
-        rules.fields.check(fields)?;
-        if rules.exclusive_fields.is_some_and(|(some, others)| fields & some != 0 && fields & others != 0) {
-            return Err(rules.fields.refusal);
-        }
+        let fields = rules.check_fields(attr.wc_flags)?;
         let domain = if attr.comp_mask & ATTR_PD == 0 {
             None
         } else {

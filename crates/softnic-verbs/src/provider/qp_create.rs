@@ -100,8 +100,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         let attr = unsafe { attr.as_mut() }.ok_or(EINVAL)?;
         // SAFETY: the library passes a live context of this provider.
         let soft = unsafe { SoftContext::of(context) }?;
-        let known = &soft.nic().object_rules().queue_pair.attributes;
-        known_bits(attr.comp_mask, known.bits, known.refusal)?;
+        soft.nic().object_rules().queue_pair.attributes.check(attr.comp_mask)?;
         let given = |bit: u32| attr.comp_mask & bit != 0;
         let request = Request {
             context,
@@ -161,7 +160,7 @@ fn check_extras(extras: &Extras, datagram: bool, rules: &QueuePairRules) -> Verb
         return Err(EINVAL);
     }
     let known = if datagram { &rules.datagram_flags } else { &rules.create_flags };
-    known_bits(extras.create_flags, known.bits, known.refusal)?;
+    known.check(extras.create_flags)?;
     match extras.tso_header {
         Some(_) if rules.max_tso_bytes == 0 => return Err(EOPNOTSUPP),
         Some(bytes) if datagram || bytes > MAX_TSO_HEADER_BYTES => return Err(EINVAL),

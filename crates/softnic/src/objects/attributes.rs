@@ -108,14 +108,14 @@ pub fn device(nic: &Nic) -> ibv_device_attr_ex {
 
 /// The changes of a frame that work queues, and raw packet queue pairs with them, can make.
 fn raw_packet_caps(rules: &WorkQueueRules) -> u32 {
-    let can = |flag: u32, cap: u32| if rules.create_flags.bits & flag == 0 { 0 } else { cap };
+    let can = |flag: u32, cap: u32| if rules.create_flags.check(flag).is_ok() { cap } else { 0 };
     IBV_RAW_PACKET_CAP_IP_CSUM
         | can(IBV_WQ_FLAGS_CVLAN_STRIPPING, IBV_RAW_PACKET_CAP_CVLAN_STRIPPING)
         | can(IBV_WQ_FLAGS_SCATTER_FCS, IBV_RAW_PACKET_CAP_SCATTER_FCS)
 }
 
 fn device_flags(rules: &WorkQueueRules) -> u64 {
-    let can = |flag: u32, cap: u64| if rules.create_flags.bits & flag == 0 { 0 } else { cap };
+    let can = |flag: u32, cap: u64| if rules.create_flags.check(flag).is_ok() { cap } else { 0 };
     can(IBV_WQ_FLAGS_SCATTER_FCS, DEVICE_RAW_SCATTER_FCS)
         | can(IBV_WQ_FLAGS_PCI_WRITE_END_PADDING, DEVICE_PCI_WRITE_END_PADDING)
 }

@@ -181,7 +181,7 @@ fn read_head(head: &ibv_flow_attr, specs: &Specs, rules: &FlowRules) -> Verb<Flo
     if head.priority > rules.max_priority {
         return Err(rules.priority_refusal);
     }
-    known_bits(head.flags, rules.flags.bits, rules.flags.refusal)?;
+    rules.flags.check(head.flags)?;
     let dont_trap = head.flags & IBV_FLOW_ATTR_FLAGS_DONT_TRAP != 0;
     // A device that copies to promiscuous flows alone has no copies for steerd.
     if dont_trap && kind == FlowKind::Normal && !rules.emulation.dont_trap_is_promiscuous {

@@ -227,9 +227,9 @@ pub fn modify(nic: &Nic, state: &mut State, slot: u32, attr: &ibv_wq_attr) -> Ve
         return Err(EINVAL);
     }
     let flags_mask = if attr.attr_mask & IBV_WQ_ATTR_FLAGS == 0 { 0 } else { attr.flags_mask };
-    known_bits(flags_mask, rules.modify_flags.bits, rules.modify_flags.refusal)?;
-    if attr.attr_mask & IBV_WQ_ATTR_FLAGS != 0 && rules.modify_flags.bits == 0 {
-        return Err(rules.modify_flags.refusal);
+    rules.modify_flags.check(flags_mask)?;
+    if attr.attr_mask & IBV_WQ_ATTR_FLAGS != 0 {
+        rules.modify_flags.check_any()?;
     }
     let current = state.queues.get(slot).ok_or(EINVAL)?.native_state.load(Ordering::Relaxed);
     if attr.attr_mask & IBV_WQ_ATTR_CURR_STATE != 0 && attr.curr_wq_state != current {

@@ -13,12 +13,13 @@ use ibverbs_sys::{
     ibv_td_init_attr, ibv_wq, ibv_wq_init_attr,
 };
 use softnic::Personality;
-use softnic::ring::RING_ALIGN;
 
 use super::super::{cq, mr, pd, qp, wq};
 use super::refusals::errno;
 use super::{LOCAL_WRITE, Raw, create_qp, udp};
 
+/// Bytes of the two lines that x86 prefetches together: the alignment that queues ask for.
+const PREFETCHED_LINES_BYTES: usize = 128;
 const BOTH: u32 = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
 /// `IBV_ALLOCATOR_USE_DEFAULT`.
 const USE_DEFAULT: *mut c_void = std::ptr::without_provenance_mut(usize::MAX);
@@ -158,7 +159,7 @@ fn each_kind_of_memory_is_asked_for_by_name_and_given_back() {
         let expected = [cq_kind, doorbell, wq_kind, doorbell, qp_kind, doorbell, qp_kind, doorbell];
         assert_eq!(heap.resources(), expected, "{personality}");
         for given in heap.given.lock().unwrap().iter() {
-            assert_eq!((given.domain, given.align), (home.addr(), RING_ALIGN));
+            assert_eq!((given.domain, given.align), (home.addr(), PREFETCHED_LINES_BYTES));
             assert!(given.bytes > 0 && given.address.is_multiple_of(given.align));
         }
         // SAFETY: live handles, each destroyed once.
