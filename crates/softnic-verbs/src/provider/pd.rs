@@ -10,8 +10,7 @@ use ibverbs_sys::{
 use softnic::errno::{EINVAL, EOPNOTSUPP, Verb, VerbErrno, known_bits};
 use softnic::objects::domains::{self, release_domain, use_domain};
 use softnic::personality::Resources;
-use softnic::ring::Allocator;
-use softnic::ring::{Ring, RingConsumer, RingMemory, RingProducer};
+use softnic::ring::{Allocator, Ring, RingConsumer, RingMemory, RingProducer};
 
 use super::Object;
 use super::answer::{answer_handle, answer_status};
