@@ -199,7 +199,7 @@ asan: deps-build ## the tests of the crates with unsafe code, under the address 
 	  $(nightly) test --locked --target $(HOST) --lib --tests -p hugemem -p verbs -p shm -p tap -p xdp -p wire -p flow-table -p softnic -p softnic-verbs -p softnic-mlx5 \
 	  --features softnic-verbs/choose-paths
 
-miri: deps-build ## what Miri can run of the crates with unsafe code: hugemem, verbs, wire and softnic
+miri: deps-build ## what Miri can run of the crates with unsafe code: hugemem, verbs, wire, softnic and softnic-verbs
 	@$(miri_ready) || exit 0; set -x; \
 	export CARGO_TARGET_DIR=target/miri MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=2; \
 	$(CARGO) +nightly miri test --locked -p hugemem --lib -- free_list:: names_read_back --skip number_of_blocks && \

@@ -57,6 +57,8 @@ impl SharedIndex for AtomicU32 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutsideRing;
 
+/// The number of places, which is a power of two.
+///
 /// # Panics
 /// If it is no power of two.
 fn checked(places: u32) -> u32 {
@@ -106,7 +108,7 @@ impl ProducerCursor {
     #[inline]
     pub fn room_for(&mut self, wanted: u32, consumed: &impl SharedIndex) -> u32 {
         if self.room() < wanted {
-            // The old index is as right as before.
+            // On a violation the cursor keeps the index it knew.
             let _ = self.look(consumed);
         }
         self.room()
@@ -162,13 +164,13 @@ impl ProducerCursor {
     /// Takes back every place written since `position`, none of which was published.
     #[inline]
     pub fn rewind(&mut self, position: u32) {
-        self.next = position;
-    }
         if self.in_use() < self.next.wrapping_sub(position) {
             // The consumer claimed to have read some of them. An index beyond the new position would make
             // `in_use` wrap, and no later index would be a violation.
             self.consumed_seen = position;
         }
+        self.next = position;
+    }
 
     /// Shows all written places to the consumer.
     #[inline]
@@ -218,7 +220,7 @@ impl ConsumerCursor {
     #[inline]
     pub fn refresh(&mut self, wanted: u32, produced: &impl SharedIndex) {
         if self.published() < wanted {
-            // The old index is as right as before.
+            // On a violation the cursor keeps the index it knew.
             let _ = self.look(produced);
         }
     }

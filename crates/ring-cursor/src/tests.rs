@@ -126,6 +126,9 @@ fn a_look_returns_the_violation() {
     assert_eq!(ring.consumer.look(&ring.produced), Err(OutsideRing), "five places of four");
     ring.produced.store(2, Ordering::Relaxed);
     assert_eq!((ring.consumer.look(&ring.produced), ring.consumer.published()), (Ok(()), 4));
+    ring.produced.store(1, Ordering::Relaxed);
+    assert_eq!(ring.consumer.look(&ring.produced), Err(OutsideRing), "less than before");
+    assert_eq!(ring.consumer.published(), 4);
     ring.producer.advance_by(2);
     ring.consumed.store(1, Ordering::Relaxed);
     assert_eq!(ring.producer.look(&ring.consumed), Err(OutsideRing), "more than was written");

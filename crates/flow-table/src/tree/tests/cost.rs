@@ -1,5 +1,5 @@
 //! What a lookup costs with real filter sets: the trees beside a tuple space alone, in the same run. Run with
-//! `cargo test --release -p softnic --lib -- --ignored --nocapture lookups_cost`.
+//! `cargo test --release -p flow-table --lib -- --ignored --nocapture lookups_cost`.
 
 use std::fmt::Write as _;
 use std::hint::black_box;
