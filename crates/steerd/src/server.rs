@@ -6,15 +6,15 @@
 //! reason is that clients can send descriptors (SCM_RIGHTS in unix(7)). The kernel closes those that are not
 //! received on the thread that reads or closes the connection, and that may block for long, such as a TCP
 //! socket with SO_LINGER and unsent data (socket(7)). Then only that connection waits. Its thread is started
-//! before it is accepted, so the server's thread never has to close it. A unix socket's listener stays open at
-//! the end of the server, because closing it would close the connections in its queue on the server's thread.
+//! before it is accepted, so the server's thread never has to close it. The listener stays open at the end of
+//! the server, because closing it would close the connections in its queue on the server's thread.
 //!
 //! Whatever clients do, memory, threads, descriptors and time per client are bounded:
 //! - One request per connection (`Connection: close`): pipelined requests behind it are not answered.
 //! - At most [`CONNECTIONS_MAX`] connections. If another one waits, the oldest idle one is closed: it has not
-//!   sent the header of its request, or has its answer. A connection is kept for [`REQUEST_TIME`]: else many at
-//!   once would close one whose request is on its way. So about 2,000 connections a second are accepted while
-//!   there are idle ones, and those in the queue before a request delay it by as much.
+//!   sent the header of its request, or has its answer. A connection is kept for [`REQUEST_TIME`]: else many
+//!   at once would close one whose request is on its way. So about 2,000 connections a second are accepted
+//!   while there are idle ones, and a request waits for those before it in the queue at this rate.
 //! - If no connection is idle, the oldest busy one is closed, which is kept for [`Limits::busy`]. So clients
 //!   that do not read their answers delay others by about that time for [`CONNECTIONS_MAX`] connections.
 //! - A closed connection counts until its thread has closed it, which a client with descriptors, or a request

@@ -156,8 +156,8 @@ pub(crate) fn rules_table(rules: &Chosen<'_, &RuleState>, rates: &PerSecond) -> 
     grid.text()
 }
 
-/// The workers with their latencies, if there are any of `all`; `is_live`: also the column "no buffer" and the
-/// marks "(stalled)" and "(queue failed)", which matter only while the workers run.
+/// The workers with their latencies, if there are any of `all`; `is_live`: also the column "no buffer" and
+/// the marks "(stalled)" and "(queue failed)", which matter only while the workers run.
 pub(crate) fn workers_table(
     workers: &Chosen<'_, WorkerState>,
     all: &[WorkerState],

@@ -717,8 +717,8 @@ fn as_user<T: Send>(user: u32, act: impl FnOnce() -> T + Send) -> Option<T> {
 }
 
 /// A user opens more connections than are served, again and again, and asks nothing; some have descriptors
-/// whose close blocks. Root and another user are served meanwhile. Then connections whose close blocks take all
-/// places and wait in the queue of the socket; the daemon ends in time.
+/// whose close blocks. Root and another user are served meanwhile. Then connections whose close blocks take
+/// all places and wait in the queue of the socket; the daemon ends in time.
 #[test]
 fn a_user_with_idle_connections_keeps_nobody_else_from_the_api() {
     use std::os::unix::fs::PermissionsExt;
