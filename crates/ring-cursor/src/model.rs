@@ -17,8 +17,8 @@ impl SharedIndex for AtomicU32 {
     }
 }
 
-/// The ring. Its places are cells of loom, which fails a run in which both sides touch a cell without an order
-/// between them.
+/// The ring. Its places are cells of loom, which fails a run in which both sides touch a cell without an
+/// order between them.
 struct Shared {
     produced: AtomicU32,
     consumed: AtomicU32,

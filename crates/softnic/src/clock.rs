@@ -19,8 +19,8 @@ pub trait ClockView: Any + Send + Sync {
 /// The fastest clock: its ticks are the nanoseconds of the system's.
 pub(crate) const MAX_KILOHERTZ: u64 = 1_000_000;
 
-/// Refuses a rate that the clock behind raw timestamps cannot have. [`crate::OwnedNic::create_with_clock`] does
-/// so by itself.
+/// Refuses a rate that the clock behind raw timestamps cannot have. [`crate::OwnedNic::create_with_clock`]
+/// does so by itself.
 ///
 /// # Errors
 /// The rate is 0 or above 1 GHz.

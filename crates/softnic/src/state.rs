@@ -2,9 +2,9 @@
 //! is apart ([`crate::shared::NicShared`]).
 //!
 //! Front ends create, change and remove objects here on the caller's thread (`objects`); the engine reads
-//! them once per burst. What the application holds (`ibv_cq`, `ibv_wq`, ...) are objects of its front end that
-//! name their slot here. User counts are the number of users of an object; its removal is EBUSY while there
-//! are any.
+//! them once per burst. What the application holds (`ibv_cq`, `ibv_wq`, ...) are objects of its front end
+//! that name their slot here. User counts are the number of users of an object; its removal is EBUSY while
+//! there are any.
 
 pub(crate) mod completion;
 

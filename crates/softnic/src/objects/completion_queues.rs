@@ -83,7 +83,8 @@ pub struct OwnCompletionQueue {
 /// returns its slot.
 ///
 /// # Errors
-/// EINVAL if the ring's slots are no [`Cqe`]s or there is no such domain, and ENOMEM if the device has no more.
+/// EINVAL if the ring's slots are no [`Cqe`]s or there is no such domain, and ENOMEM if the device has no
+/// more.
 pub fn insert(nic: &Nic, state: &mut State, queue: OwnCompletionQueue) -> Verb<u32> {
     let OwnCompletionQueue { owner, producer, vector, ignore_overrun, wants_checksums, .. } = queue;
     producer.check_slots(size_of::<Cqe>())?;

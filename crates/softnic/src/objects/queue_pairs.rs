@@ -95,8 +95,8 @@ pub struct OwnSends {
 /// `domain` is the one that it was made in.
 ///
 /// # Errors
-/// EINVAL if the slots of a ring are no requests of the queue or there is no such domain, and the errno of the
-/// device if it has no more queue pairs.
+/// EINVAL if the slots of a ring are no requests of the queue or there is no such domain, and the errno of
+/// the device if it has no more queue pairs.
 pub fn insert(state: &mut State, receives: OwnReceives, sends: OwnSends, domain: u32) -> Verb<NumberedQueue> {
     let OwnSends { cq, consumer, signal_all, shape, bell } = sends;
     consumer.check_slots(shape.slot_bytes())?;

@@ -120,8 +120,8 @@ pub struct OwnReceives {
 impl TryFrom<OwnReceives> for NewQueue {
     type Error = VerbErrno;
 
-    /// Refuses a ring whose slots are no receive requests of `max_sge` entries, at least one: the engine reads
-    /// so many in each slot.
+    /// Refuses a ring whose slots are no receive requests of `max_sge` entries, at least one: the engine
+    /// reads so many in each slot.
     fn try_from(queue: OwnReceives) -> Verb<Self> {
         let OwnReceives { owner, domain, cq, consumer, max_sge, edits, native_state, native } = queue;
         if max_sge == 0 {

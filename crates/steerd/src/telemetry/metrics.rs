@@ -101,8 +101,8 @@ const fn histogram(
     Metric { kind: MetricType::HISTOGRAM, ..gauge(name, labels, help, series) }
 }
 
-/// A row for each metric. docs/reference/monitoring.md lists the same rows. There are three tables because the
-/// two groups of port counters, which [`port_counters`] declares, stand between them.
+/// A row for each metric. docs/reference/monitoring.md lists the same rows. There are three tables because
+/// the two groups of port counters, which [`port_counters`] declares, stand between them.
 fn metrics() -> impl Iterator<Item = Metric> {
     let ports = |rows: &'static [PortMetric]| rows.iter().map(Metric::of_ports);
     let received = BEFORE_PORT_COUNTERS.iter().copied().chain(ports(port_counters::RECEIVED));

@@ -284,8 +284,8 @@ impl RingReceiver {
     /// Reads the peer's index; returns whether there is a record.
     fn refresh(&mut self) -> Result<bool, Invalid> {
         self.cursor.look(self.memory.index(self.ring, PRODUCED_OFFSET))?;
-        // Records begin and end at multiples of it, and so does this side. After an error the session ends, and
-        // the index that the cursor has taken over is not used.
+        // Records begin and end at multiples of it, and so does this side. After an error the session ends,
+        // and the index that the cursor has taken over is not used.
         if !self.cursor.published().is_multiple_of(RECORD_ALIGN) {
             return Err(Invalid);
         }
