@@ -5,6 +5,7 @@
 //! rules that leave packets to the host; the search is the same.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use policy::policy::Direction;
 use policy::{Policy, Witness};
@@ -41,6 +42,8 @@ pub struct Deciders<'p> {
 pub enum EveryPacket {
     /// Each is.
     Accepted,
+    /// No packet meets the match.
+    NoPacket,
     /// This packet is decided by another rule.
     Except(Missed),
     /// Not decided within the limits; the reason.
@@ -62,8 +65,24 @@ impl<'p> Deciders<'p> {
         Self { view: RuleView::with(policy, direction, matches, Vec::new()) }
     }
 
+    /// Returns the same with an end of the work after this time.
+    #[must_use]
+    pub fn within(self, time: Duration) -> Self {
+        let Self { mut view } = self;
+        view.space = view.space.within(Some(time));
+        Self { view }
+    }
+
+    /// Lets the next questions take as many comparisons as the first ones.
+    pub fn renew(&self) {
+        self.view.space.renew();
+    }
+
     /// Whether every packet of a match is decided by a rule that is accepted: by index, the default last.
     pub fn every_packet(&mut self, matches: &Match, accepted: Vec<bool>) -> EveryPacket {
+        if self.view.space.dimensions.products(matches).is_empty() {
+            return EveryPacket::NoPacket;
+        }
         self.view.leaves = accepted;
         match self.view.missed(matches) {
             Protected::Safe => EveryPacket::Accepted,
@@ -136,9 +155,10 @@ impl<'p> Deciders<'p> {
             match space.free_of(&target, &earlier, &mut BTreeSet::new()) {
                 Free::None => {}
                 Free::NotDecided(_) => found.is_open = true,
-                Free::Product(free) => {
-                    found.rules.extend(free.witness(&space.dimensions).map(|witness| (rule, witness)));
-                }
+                Free::Product(free) => match free.witness(&space.dimensions) {
+                    Some(witness) => _ = found.rules.insert(rule, witness),
+                    None => found.is_open = true,
+                },
             }
         }
     }

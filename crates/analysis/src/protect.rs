@@ -25,7 +25,7 @@ use program::{FlowPackets, Match, Policing, Predicate, Program, RuleId, SinkId, 
 use crate::dimensions::Dimensions;
 use crate::product::Product;
 use crate::rule_list::{Entry, RuleList, is_final};
-use crate::search::{Cover, Free, Space};
+use crate::search::{Cover, Free, Space, Undecided};
 use crate::suspects::{FLOWS_AT_ONCE, suspects};
 
 /// The outcome of the packets of one protected match.
@@ -176,7 +176,10 @@ fn in_flows(
     for ((rule, packets), of_flow) in flows.iter().zip(products) {
         let shared = own.iter().flat_map(|own| of_flow.iter().map(|flow| own.and(flow, dimensions)));
         for shared in shared.filter(|shared| !shared.is_empty()) {
-            let Some(witness) = shared.witness(dimensions) else { continue };
+            let Some(witness) = shared.witness(dimensions) else {
+                open = Some(Undecided::NoExample.to_string());
+                continue;
+            };
             let key = witness.key();
             let explained = program.explain_deep(&key);
             if !explained.reaches_host() && predicate.matches_deep(&key) {
@@ -242,7 +245,10 @@ impl<'p> RuleView<'p> {
                     Free::None => {}
                     Free::NotDecided(why) => open = Some(why),
                     Free::Product(free) => {
-                        let Some(witness) = free.witness(&self.space.dimensions) else { continue };
+                        let Some(witness) = free.witness(&self.space.dimensions) else {
+                            open = Some(Undecided::NoExample);
+                            continue;
+                        };
                         // An earlier rule of which the share was not decided may be the one.
                         let taken_by = self.decided_by(&witness);
                         return Protected::Missed(Missed { taken_by, witness });

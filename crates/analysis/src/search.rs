@@ -64,6 +64,8 @@ pub(super) enum Undecided {
     Time(Duration),
     /// The MAC addresses of one match fall into more than [`MAX_PRODUCTS`] parts.
     CrossedMasks,
+    /// No packet of a product could be built.
+    NoExample,
 }
 
 impl fmt::Display for Undecided {
@@ -80,6 +82,7 @@ impl fmt::Display for Undecided {
             Self::CrossedMasks => {
                 write!(f, "the masks of MAC addresses cross in more than {MAX_PRODUCTS} ways")
             }
+            Self::NoExample => f.write_str("no packet of a header region could be built"),
         }
     }
 }

@@ -55,11 +55,11 @@ use crate::daemon::sink_health::SinkMonitor;
 
 use crate::message::{NoSignals, NoThread};
 use crate::policy_file::{self, Compiled, PolicyErrors};
-use crate::policy_tests::{self, TestedDevice};
+use crate::policy_tests::RequiredTests;
 use crate::rates::Rates;
 use crate::settings::{self, Loaded, PolicySource, Request};
 use crate::telemetry::logging::{self, Log};
-use crate::terminal::output;
+use crate::terminal::output::{self, Progress};
 use crate::terminal::screen::Screen;
 use crate::terminal::table;
 pub(crate) use error::Error;
@@ -70,6 +70,7 @@ const TICK: Duration = Duration::from_secs(1);
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
 pub(crate) fn run(args: &RunArgs) -> Result<(), Error> {
+    Progress::forbid();
     let loaded = settings::load(&Request::from(args))?;
     if let Some(interface) = carving::interface_of(args, &loaded)? {
         return carve(args, &loaded, interface);
@@ -222,10 +223,14 @@ fn first_policy(
         )
     };
     let compiled = policy_file::load(policy).and_then(|read| {
-        policy_tests::require(policy, &read, Some(TestedDevice { profile, workers }))?;
-        policy_file::compile_read(read, policy.traffic.as_ref(), profile, Some(workers), None)
+        let tests = RequiredTests::of(policy, &read)?;
+        let traffic = policy.traffic.as_ref();
+        let compiled = policy_file::compile_read(read, traffic, profile, Some(workers), None)?;
+        let compiled = compiled.into_installable()?;
+        tests.finish(Some(&compiled.program))?;
+        Ok(compiled)
     });
-    match compiled.and_then(Compiled::into_installable) {
+    match compiled {
         Ok(compiled) if history.is_unconfirmed(&compiled.inputs) => {
             let why = "the policy was on trial and nobody confirmed it";
             let Some(last) = last() else {

@@ -10,9 +10,10 @@ pub(crate) mod mutate;
 mod requirement;
 mod wish;
 
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
+use std::collections::BTreeMap;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use analysis::{Deciders, EveryPacket, Missed, Protected, protection_on_device};
@@ -25,8 +26,9 @@ use program::{DEFAULT_RULE, Match, Predicate, Program};
 use serde::Serialize;
 
 use crate::terminal::table::{counted, number};
-use crate::{describe, effects};
-pub(crate) use requirement::{TestedDevice, require};
+use crate::traffic::UnreadableCapture;
+use crate::{describe, effects, policy_file};
+pub(crate) use requirement::RequiredTests;
 use wish::Wish;
 
 const HINT: &str = "correct the rules, or what the test expects";
@@ -69,8 +71,13 @@ pub(crate) struct TestSummary {
 impl TestSummary {
     /// The tests of a policy that `program` is of, or that has none.
     pub(crate) fn of(policy: &Policy, folder: &Path, program: Option<&Program>) -> Self {
+        Self::run(TestBench::of(policy, folder, program), |_| true)
+    }
+
+    /// The tests that are chosen.
+    fn run<'p>(bench: TestBench<'p>, is_chosen: impl Fn(&PolicyTest) -> bool) -> Self {
         let mut summary = Self::default();
-        for result in TestBench::of(policy, folder, program).run() {
+        for result in bench.run(is_chosen) {
             *(if result.has_passed() { &mut summary.passed } else { &mut summary.failed }) += 1;
             summary.failures.extend(result.failures);
         }
@@ -89,9 +96,14 @@ impl fmt::Display for TestSummary {
     }
 }
 
-/// Whether a worker, or a device, decides what a test expects.
+/// Whether a worker, or a device, decides what a test of the policy expects.
 pub(crate) fn needs_program(policy: &Policy) -> bool {
-    policy.tests.iter().any(|test| test.expected.worker.is_some() || test.expected.host.is_some())
+    policy.tests.iter().any(is_of_device)
+}
+
+/// Whether a worker, or a device, decides what the test expects.
+fn is_of_device(test: &PolicyTest) -> bool {
+    test.expected.worker.is_some() || test.expected.host.is_some()
 }
 
 /// The name of a test in messages: its own, or the packets that it is about.
@@ -114,6 +126,23 @@ pub(crate) struct TestBench<'p> {
     predicates: OnceCell<Vec<Predicate>>,
     /// By direction: received, sent; `None`: no test of a set is about it.
     deciders: [Option<Deciders<'p>>; 2],
+    /// The packets of the captures that were read, by rule.
+    captures: RefCell<BTreeMap<PathBuf, Result<Vec<u64>, UnreadableCapture>>>,
+    limit: Option<TimeLimit>,
+}
+
+/// The time that all tests together may take.
+#[derive(Clone, Copy, Debug)]
+struct TimeLimit {
+    /// The whole time, for messages.
+    whole: Duration,
+    end: Instant,
+}
+
+impl TimeLimit {
+    fn is_over(self) -> bool {
+        Instant::now() >= self.end
+    }
 }
 
 impl<'p> TestBench<'p> {
@@ -122,26 +151,60 @@ impl<'p> TestBench<'p> {
             let sets = || policy.tests.iter().filter(|test| test.direction == direction).filter_map(set_of);
             sets().next().is_some().then(|| Deciders::of(policy, direction, sets()))
         });
-        Self { policy, folder, program, predicates: OnceCell::new(), deciders }
+        let captures = RefCell::default();
+        Self { policy, folder, program, predicates: OnceCell::new(), deciders, captures, limit: None }
     }
 
-    /// Runs all tests.
-    pub(crate) fn run(mut self) -> Vec<TestResult<'p>> {
+    /// Tests that are not decided within the limit fail.
+    fn within(self, limit: TimeLimit) -> Self {
+        let left = limit.end.saturating_duration_since(Instant::now());
+        let deciders = self.deciders.map(|of_direction| of_direction.map(|deciders| deciders.within(left)));
+        Self { deciders, limit: Some(limit), ..self }
+    }
+
+    /// Runs the tests that are chosen.
+    pub(crate) fn run(mut self, is_chosen: impl Fn(&PolicyTest) -> bool) -> Vec<TestResult<'p>> {
         let policy = self.policy;
         let run = |test: &'p PolicyTest| {
             let begun = Instant::now();
             TestResult { test, failures: self.failures(test), took: begun.elapsed() }
         };
-        policy.tests.iter().map(run).collect()
+        policy.tests.iter().filter(|test| is_chosen(test)).map(run).collect()
     }
 
     /// The expectations of a test that are not met.
     pub(crate) fn failures(&mut self, test: &PolicyTest) -> Vec<Diagnostic> {
-        match &test.packets {
+        if let Some(late) = self.late(test) {
+            return vec![late];
+        }
+        let failures = match &test.packets {
             TestedPackets::Packet(key) => self.of_packet(test, key),
             TestedPackets::Every(matches) => self.of_every(test, matches),
-            TestedPackets::Capture(file) => capture::failures(self.policy, test, &self.folder.join(file)),
+            TestedPackets::Capture(file) => capture::failures(self.policy, test, self.capture(file)),
+        };
+        // What is not decided, or a capture that is not read to its end, may be due to the time alone.
+        match self.late(test) {
+            Some(late) if !failures.is_empty() => vec![late],
+            _ => failures,
         }
+    }
+
+    /// The failure of a test for which there is no time left.
+    fn late(&self, test: &PolicyTest) -> Option<Diagnostic> {
+        let limit = self.limit.filter(|limit| limit.is_over())?;
+        let seconds = limit.whole.as_secs_f64();
+        let message = format!("{} is not decided: the tests took longer than {seconds} s", named(test));
+        let hint = "`steerd test` shows the time of each test with --format json";
+        Some(test.place.error(message, "this test").hint(hint))
+    }
+
+    /// The packets of a capture by the rule that decides them. Each capture is read once.
+    pub(crate) fn capture(&self, file: &Path) -> Result<Vec<u64>, UnreadableCapture> {
+        let path = self.folder.join(file);
+        let end = self.limit.map(|limit| limit.end);
+        let mut captures = self.captures.borrow_mut();
+        let read = || capture::packets_by_rule(self.policy, &path, end);
+        captures.entry(path.clone()).or_insert_with(read).clone()
     }
 
     fn of_packet(&self, test: &PolicyTest, key: &DeepKey) -> Vec<Diagnostic> {
@@ -159,7 +222,7 @@ impl<'p> TestBench<'p> {
                 );
                 let hint = "`steerd explain` names the flow that takes it";
                 failures.push(wish.place.error(message, "expected here").hint(hint));
-            } else if !wish.accepts(rule) && (!is_lost || wish.is_host != Some(false)) {
+            } else if !wish.accepts(rule) {
                 let message =
                     format!("{} fails: {decided} decides the packet, and {}", named(test), wish.wanted);
                 failures.push(wish.place.error(message, "expected here").hint(HINT));
@@ -171,7 +234,7 @@ impl<'p> TestBench<'p> {
                 return failures;
             };
             let worker = explained.worker.map(|worker| worker.0);
-            if worker != Some(*wanted) {
+            if worker != Some(*wanted) && !self.is_of_run_time(&explained) {
                 let found = worker.map_or("no worker".to_owned(), |worker| format!("worker {worker}"));
                 let message = format!(
                     "{} fails: {found} receives the packet, and worker {wanted} is expected: {decided} decides it",
@@ -184,6 +247,13 @@ impl<'p> TestBench<'p> {
         failures
     }
 
+    /// Whether a rule at run time decides a packet. The test is about the policy, and such a rule must not be
+    /// why a policy is refused.
+    fn is_of_run_time(&self, explained: &program::Explanation) -> bool {
+        let name = |program: &'p Program| Some(&program.rules.get(explained.outcome.rule.index())?.name);
+        self.program.and_then(name).is_some_and(|name| policy_file::is_quoted(name))
+    }
+
     fn of_every(&mut self, test: &PolicyTest, matches: &Match) -> Vec<Diagnostic> {
         let policy = self.policy;
         let mut failures = Vec::new();
@@ -192,9 +262,15 @@ impl<'p> TestBench<'p> {
         let Some(deciders) = &mut self.deciders[usize::from(test.direction == Direction::Egress)] else {
             return failures;
         };
+        deciders.renew();
         for wish in &wishes {
             match deciders.every_packet(matches, wish.accepted.clone()) {
                 EveryPacket::Accepted => {}
+                EveryPacket::NoPacket => {
+                    let message = format!("{} fails: the test is about no packet", named(test));
+                    let hint = "correct the conditions; a set with `allow_empty` may be empty now";
+                    return vec![test.place.error(message, "no packet meets these").hint(hint)];
+                }
                 EveryPacket::Except(Missed { taken_by, witness }) => {
                     let message = format!(
                         "{} fails: {} decides {}, and {}",

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Instant;
 
 use packet::{DeepKey, Layers};
 use wire::{CaptureError, CaptureReader, CapturedPacket};
@@ -19,7 +20,7 @@ pub(crate) const ETHERNET_HEADER_BYTES: usize = 14;
 const PROGRESS_PACKETS: u64 = 1024;
 
 /// A capture cannot be read to its end, or has no IP packets.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[error("{}: {message}", path.display())]
 pub(crate) struct UnreadableCapture {
     pub(crate) path: PathBuf,
@@ -45,6 +46,18 @@ pub(crate) fn for_each_key(
     path: &Path,
     each: &mut dyn FnMut(&DeepKey, &CapturedPacket<'_>),
 ) -> Result<Totals, UnreadableCapture> {
+    for_each_key_until(path, None, each)
+}
+
+/// Calls `each` as [`for_each_key`] does.
+///
+/// # Errors
+/// The same, or the capture is not read to its end at the time `end`.
+pub(crate) fn for_each_key_until(
+    path: &Path,
+    end: Option<Instant>,
+    each: &mut dyn FnMut(&DeepKey, &CapturedPacket<'_>),
+) -> Result<Totals, UnreadableCapture> {
     let mut totals = Totals::default();
     let mut count = |packet: &CapturedPacket<'_>| {
         if packet.frame.len() < ETHERNET_HEADER_BYTES {
@@ -57,7 +70,7 @@ pub(crate) fn for_each_key(
         totals.ip_packets += u64::from(key.outer.layers.intersects(Layers::IPV4 | Layers::IPV6));
         each(&key, packet);
     };
-    let read = open(path).map(|opened| packets(opened, &mut count));
+    let read = open(path).map(|opened| packets(opened, end, &mut count));
     let refused = match read {
         Err(message) => Some(message),
         Ok(Err(message)) => {
@@ -86,14 +99,18 @@ impl Read for Counted {
 
 /// Calls `each` with every packet; returns their number. Shows the progress of long captures.
 pub(crate) fn for_each_packet(path: &Path, each: &mut dyn FnMut(&CapturedPacket<'_>)) -> Result<u64, String> {
-    packets(open(path)?, each)
+    packets(open(path)?, None, each)
 }
 
 fn open(path: &Path) -> Result<File, String> {
     wire::open_capture(path).map_err(|error| problem(0, &CaptureError::Io(error)))
 }
 
-fn packets(file: File, each: &mut dyn FnMut(&CapturedPacket<'_>)) -> Result<u64, String> {
+fn packets(
+    file: File,
+    end: Option<Instant>,
+    each: &mut dyn FnMut(&CapturedPacket<'_>),
+) -> Result<u64, String> {
     let total = file.metadata().map_or(0, |found| found.len());
     let done = Rc::new(Cell::new(0));
     let counted = Counted { file, done: Rc::clone(&done) };
@@ -104,6 +121,9 @@ fn packets(file: File, each: &mut dyn FnMut(&CapturedPacket<'_>)) -> Result<u64,
         if packets.is_multiple_of(PROGRESS_PACKETS) {
             let (done, total) = (done.get() as usize, total as usize);
             progress.show(analysis::Progress { stage: "bytes", done, total });
+            if end.is_some_and(|end| Instant::now() >= end) {
+                return Err(format!("after packet {packets}: reading takes too long"));
+            }
         }
     }
     Ok(packets)

@@ -52,7 +52,14 @@ proptest! {
                 prop_assert_eq!(other.taken_by.index(), rule);
                 false
             }
-            EveryPacket::Accepted => true,
+            EveryPacket::NoPacket => {
+                prop_assert!(found.rules.is_empty());
+                true
+            }
+            EveryPacket::Accepted => {
+                prop_assert!(!found.rules.is_empty());
+                true
+            }
         };
         prop_assert_eq!(is_accepted, found.rules.keys().all(|rule| accepted[rule.index()]));
         for key in frames.iter().map(|frame| DeepKey::of(frame)).filter(|key| predicate.matches_deep(key)) {

@@ -108,7 +108,7 @@ pub(crate) struct AnswerModel {
     pub(crate) refused_by: Option<String>,
 }
 
-const COUNTED_ELSEWHERE: &str = "warning: policy.traffic is \"counters\": the running daemon may have compiled another program at a \
+pub(super) const COUNTED_ELSEWHERE: &str = "warning: policy.traffic is \"counters\": the running daemon may have compiled another program at a \
                                  reload, with other flows, tags and decisions by workers for the same rules";
 
 /// The policy of these arguments, as `explain` needs it.

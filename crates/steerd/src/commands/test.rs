@@ -7,15 +7,17 @@ mod report;
 
 use std::path::PathBuf;
 
+use compiler::Job;
 use device_model::DeviceModel;
 use policy::{Diagnostics, Policy};
 use program::Program;
 
-use super::target::Target;
+use super::target::{COUNTED_ELSEWHERE, Target};
 use crate::cli::{Format, PolicyArgs, TestArgs};
 use crate::commands::Error;
 use crate::policy_file::{self, PolicyErrors};
 use crate::policy_tests::{TestBench, needs_program};
+use crate::settings::Traffic;
 use crate::terminal::output;
 use crate::terminal::table::counted;
 use report::{PolicyReport, TestLine};
@@ -41,15 +43,15 @@ pub(crate) fn run(args: &TestArgs) -> Result<(), Error> {
     let mut reports = Vec::new();
     let mut broken = None;
     for policy in given {
-        let name = policy.as_ref().map(|path| path.display().to_string());
-        match tested(args, policy) {
-            Ok(tested) => reports.push(report_of(args, &tested)?),
-            Err(error @ Error::Policy(_)) => {
-                reports.push(PolicyReport::broken(name.unwrap_or_default(), error.to_string()));
-                broken.get_or_insert(error);
-            }
-            Err(error) => return Err(error),
-        }
+        // With the settings alone it is the name of the policy as soon as they are read.
+        let mut name = policy.as_ref().or(args.config.as_ref()).map(|path| path.display().to_string());
+        let mut tests = Vec::new();
+        let report = tested(args, policy, &mut name).and_then(|tested| report_of(args, &tested, &mut tests));
+        reports.push(report.unwrap_or_else(|error| {
+            let report = PolicyReport::broken(name.unwrap_or_default(), tests, error.to_string());
+            broken.get_or_insert(error);
+            report
+        }));
     }
     if args.format == Format::Json {
         report::print_json(&reports)?;
@@ -66,8 +68,13 @@ pub(crate) fn run(args: &TestArgs) -> Result<(), Error> {
     }
 }
 
-/// Reads a policy, and compiles it if a test needs its program; prints the diagnostics if that fails.
-fn tested(args: &TestArgs, policy: Option<PathBuf>) -> Result<TestedPolicy, Error> {
+/// Reads a policy, and compiles it if a test needs its program; prints the diagnostics if that fails. Sets
+/// the name of the policy as soon as it is known.
+fn tested(
+    args: &TestArgs,
+    policy: Option<PathBuf>,
+    name: &mut Option<String>,
+) -> Result<TestedPolicy, Error> {
     let args = PolicyArgs {
         policy,
         variables: args.variables.clone(),
@@ -77,35 +84,58 @@ fn tested(args: &TestArgs, policy: Option<PathBuf>) -> Result<TestedPolicy, Erro
         format: args.format,
     };
     let Target { source, device, workers, .. } = Target::of(&args)?;
+    *name = Some(source.to_string());
     let refused = |diagnostics: Diagnostics| {
         output::print_diagnostics(&diagnostics);
         Error::from(PolicyErrors::of(&source, &diagnostics))
     };
-    let read = policy_file::load(&source).map_err(refused)?;
-    let policy = read.policy;
-    let workers = workers.unwrap_or_else(|| policy_file::workers_named(&policy));
+    let mut read = policy_file::load(&source).map_err(refused)?;
+    let workers = workers.unwrap_or_else(|| policy_file::workers_named(&read.policy));
     let profile = device.profile;
-    let program = match needs_program(&policy) && !policy.carves_queues() {
-        true => Some(compiler::compile(&policy, &profile, workers).map_err(refused)?),
+    let program = match needs_program(&read.policy) && !read.policy.carves_queues() {
+        true => {
+            if source.traffic == Some(Traffic::Counters) {
+                output::print_error(COUNTED_ELSEWHERE);
+            }
+            let weights = read.weights(source.traffic.as_ref(), None).map_err(Error::Traffic)?;
+            let job = Job::new(&read.policy, &profile, workers).weighted(weights.as_ref());
+            Some(job.compile().map_err(refused)?)
+        }
         false => None,
     };
+    let policy = read.policy;
     let (name, folder) = (source.to_string(), source.folder());
     Ok(TestedPolicy { name, policy, folder, profile, workers, program })
 }
 
-/// Runs the tests of a policy, and prints a line for each.
-fn report_of(args: &TestArgs, tested: &TestedPolicy) -> Result<PolicyReport, Error> {
+/// Runs the tests of a policy, and prints a line for each. `lines` gets their results if an error follows.
+fn report_of(
+    args: &TestArgs,
+    tested: &TestedPolicy,
+    lines: &mut Vec<TestLine>,
+) -> Result<PolicyReport, Error> {
     let TestedPolicy { name, policy, folder, program, .. } = tested;
-    let results = TestBench::of(policy, folder, program.as_ref()).run();
+    let results = TestBench::of(policy, folder, program.as_ref()).run(|_| true);
     let mut failures = Diagnostics::default();
     for failure in results.iter().flat_map(|result| &result.failures) {
         failures.push(failure.clone());
     }
     let mut report = PolicyReport::of(name.clone(), results.into_iter().map(TestLine::of).collect());
-    report.more = more::of(args, tested, report.failed())?;
-    if args.format == Format::Text {
-        output::print(&report.text())?;
-        output::print_diagnostics(&failures);
+    let print = |report: &PolicyReport| {
+        if args.format == Format::Text {
+            output::print(&report.text())?;
+            output::print_diagnostics(&failures);
+        }
+        Ok::<_, Error>(())
+    };
+    match more::of(args, tested, report.failed()) {
+        Ok(more) => report.more = more,
+        Err(error) => {
+            let printed = print(&report);
+            *lines = report.tests;
+            return printed.and(Err(error));
+        }
     }
+    print(&report)?;
     Ok(report)
 }

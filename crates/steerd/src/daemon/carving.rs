@@ -19,7 +19,7 @@ use crate::cli::{NicFilterUse, RunArgs};
 use crate::daemon::signals::{Event, Signals};
 use crate::daemon::{Error, notify};
 use crate::policy_file::{self, PolicyErrors};
-use crate::policy_tests;
+use crate::policy_tests::RequiredTests;
 use crate::server::Server;
 use crate::settings::{Listen, Loaded, PolicySource};
 use crate::telemetry::carving::{CarvingFigures, CarvingStatus};
@@ -186,7 +186,8 @@ impl<N: NicFilters> CarvingDaemon<N> {
                 read.policy.default_place.error("the policy has no groups with `queues` any more", "");
             return Err(Refused::Policy(vec![error.hint(hint)].into()));
         }
-        policy_tests::require(&self.source, &read, None).map_err(Refused::Policy)?;
+        let tests = RequiredTests::of(&self.source, &read).map_err(Refused::Policy)?;
+        tests.finish(None).map_err(Refused::Policy)?;
         let room = self.carving.room().map_err(Refused::Carving)?;
         let carved = CarvedPolicy::of(&read, self.carving.model(), room);
         let (wanted, warnings) = carved.into_filters().map_err(Refused::Policy)?;

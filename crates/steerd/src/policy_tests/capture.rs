@@ -3,30 +3,40 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
+use std::time::Instant;
 
-use reports::RuleCounter;
 use policy::policy::Action;
 use policy::policy_test::{CountedPackets, PolicyTest};
 use policy::{Diagnostic, Policy};
+use reports::RuleCounter;
 
 use super::wish::{Wish, is_rule};
 use super::{HINT, decided, named};
 use crate::terminal::table::{counted, number};
-use crate::traffic::{UnreadableCapture, for_each_key};
+use crate::traffic::{UnreadableCapture, for_each_key_until};
 
 /// The most rules that a message names.
 const SHOWN_RULES: usize = 3;
 
-/// The packets of a capture by the rule that decides them, the default last.
-pub(super) fn packets_by_rule(policy: &Policy, path: &Path) -> Result<Vec<u64>, UnreadableCapture> {
+/// The packets of a capture by the rule that decides them, the default last. An `end` that passes meanwhile
+/// is an error.
+pub(super) fn packets_by_rule(
+    policy: &Policy,
+    path: &Path,
+    end: Option<Instant>,
+) -> Result<Vec<u64>, UnreadableCapture> {
     let mut counter = RuleCounter::new(policy);
-    for_each_key(path, &mut |key, _| counter.add(key))?;
+    for_each_key_until(path, end, &mut |key, _| counter.add(key))?;
     Ok(counter.weights().packets().to_vec())
 }
 
 /// The expectations of the test that the capture does not meet.
-pub(super) fn failures(policy: &Policy, test: &PolicyTest, path: &Path) -> Vec<Diagnostic> {
-    let packets = match packets_by_rule(policy, path) {
+pub(super) fn failures(
+    policy: &Policy,
+    test: &PolicyTest,
+    packets: Result<Vec<u64>, UnreadableCapture>,
+) -> Vec<Diagnostic> {
+    let packets = match packets {
         Ok(packets) => packets,
         Err(UnreadableCapture { path, message }) => {
             let message = format!("{} fails: {}: {message}", named(test), path.display());

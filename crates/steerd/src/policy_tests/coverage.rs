@@ -12,7 +12,7 @@ use policy::{Policy, Witness};
 use program::{DEFAULT_RULE, Match, Predicate};
 use serde::Serialize;
 
-use super::{TestBench, capture, set_of};
+use super::{TestBench, set_of};
 use crate::traffic::{UnreadableCapture, for_each_key};
 
 /// The coverage of a policy.
@@ -33,7 +33,8 @@ pub(crate) struct RuleCoverage {
     pub(crate) tests: usize,
     /// The part of its packets that tests are about.
     pub(crate) packets: TestedPart,
-    /// A test that can be added to the policy; `None`: a test reaches it, or it decides no packet.
+    /// A test that can be added to the policy; `None`: a test reaches it or may do so, or it
+    /// decides no packet.
     pub(crate) proposal: Option<String>,
 }
 
@@ -45,6 +46,8 @@ pub(crate) enum TestedPart {
     All,
     Some,
     None,
+    /// Not decided within the limits of the analysis.
+    Unknown,
 }
 
 impl TestedPart {
@@ -53,6 +56,7 @@ impl TestedPart {
             Self::All => "all",
             Self::Some => "some",
             Self::None => "none",
+            Self::Unknown => "unknown",
         }
     }
 }
@@ -89,14 +93,19 @@ fn of_direction(policy: &Policy, folder: &Path, direction: Direction) -> Vec<(us
     let deciders = Deciders::of(policy, direction, sets.iter().copied());
     let bench = TestBench::of(policy, folder, None);
     let mut reached: BTreeMap<usize, usize> = BTreeMap::new();
+    // Whether tests may reach other rules, too.
+    let mut is_open = false;
     for test in tests() {
         let rules: Vec<usize> = match &test.packets {
             TestedPackets::Packet(key) => vec![bench.rule_of(key, direction)],
             TestedPackets::Every(matches) => {
-                deciders.of_match(matches).rules.into_keys().map(program::RuleId::index).collect()
+                let found = deciders.of_match(matches);
+                is_open |= found.is_open;
+                found.rules.into_keys().map(program::RuleId::index).collect()
             }
             // A capture that cannot be read is a failed test.
-            TestedPackets::Capture(file) => capture::packets_by_rule(policy, &folder.join(file))
+            TestedPackets::Capture(file) => bench
+                .capture(file)
                 .unwrap_or_default()
                 .into_iter()
                 .enumerate()
@@ -115,12 +124,16 @@ fn of_direction(policy: &Policy, folder: &Path, direction: Direction) -> Vec<(us
     let cover = |index: usize| {
         let tests = reached.get(&index).copied().unwrap_or(0);
         let packets = match tests {
+            0 if is_open => TestedPart::Unknown,
             0 => TestedPart::None,
-            _ if deciders.are_all_in(index, &sets) == Some(true) => TestedPart::All,
-            _ => TestedPart::Some,
+            _ => match deciders.are_all_in(index, &sets) {
+                Some(true) => TestedPart::All,
+                Some(false) => TestedPart::Some,
+                None => TestedPart::Unknown,
+            },
         };
         let rule = policy.rules.get(index);
-        let example = (tests == 0).then(|| deciders.example(index)).flatten();
+        let example = (packets == TestedPart::None).then(|| deciders.example(index)).flatten();
         let covered = RuleCoverage {
             rule: rule.map_or(DEFAULT_RULE, |rule| &rule.name).to_owned(),
             line: rule.map_or(policy.default_place.line(), |rule| rule.name_place.line()),

@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use analysis::{Detail, Progress, diff_in_detail};
 use compiler::Job;
+use device_model::DeviceModel;
 use packet::Field;
 use policy::policy::{Action, Direction, RuleDefinition};
 use policy::{Policy, Witness};
 use program::Match;
 
-use super::{TestBench, TestedDevice, needs_program};
+use super::{TestBench, needs_program};
 
 /// The longest time for the difference of one change.
 const DIFFERENCE_TIME: Duration = Duration::from_secs(5);
@@ -30,6 +31,13 @@ pub(crate) struct Mutations {
     pub(crate) not_decided: usize,
     /// Changes for which there was no time.
     pub(crate) not_tried: usize,
+}
+
+/// The device that changed policies are compiled for, without weights of traffic: they count the packets of
+/// the rules as they are.
+pub(crate) struct TestedDevice<'d> {
+    pub(crate) profile: &'d DeviceModel,
+    pub(crate) workers: usize,
 }
 
 /// A change that no test notices.

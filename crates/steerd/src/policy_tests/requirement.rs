@@ -1,50 +1,79 @@
 //! The setting `policy.require_tests`: a policy is put in force only if it has tests and all of them pass.
+//! Tests that no device decides run before the policy is compiled, the others on the program that is to be
+//! installed.
 
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use compiler::Job;
-use device_model::DeviceModel;
-use policy::{Diagnostics, Place};
+use policy::policy_test::PolicyTest;
+use policy::{Diagnostics, Place, Policy};
+use program::Program;
 
-use super::{TestSummary, needs_program};
+use super::{TestBench, TestSummary, TimeLimit, is_of_device};
 use crate::policy_file::Read;
 use crate::settings::PolicySource;
 
-/// The device that the policy is to run on.
-pub(crate) struct TestedDevice<'d> {
-    pub(crate) profile: &'d DeviceModel,
-    pub(crate) workers: usize,
+/// The longest time for all tests of a policy. A reload waits for them.
+const TEST_TIME: Duration = Duration::from_secs(10);
+
+/// The tests of a policy that are still to pass.
+pub(crate) struct RequiredTests {
+    /// `None`: no test is left.
+    policy: Option<Policy>,
+    /// The directory of captures.
+    folder: PathBuf,
+    /// The time that is left.
+    left: Duration,
 }
 
-/// Runs the tests of a policy if its settings require them. `device`: `None` where there are no workers.
-///
-/// # Errors
-/// The tests that fail, or that there are none; or the policy does not compile for the device.
-pub(crate) fn require(
-    source: &PolicySource,
-    read: &Read,
-    device: Option<TestedDevice<'_>>,
-) -> Result<(), Diagnostics> {
-    if !source.requires_tests {
-        return Ok(());
+impl RequiredTests {
+    /// Runs the tests that no device decides, if the settings require tests.
+    ///
+    /// # Errors
+    /// The tests that fail, or that there are none.
+    pub(crate) fn of(source: &PolicySource, read: &Read) -> Result<Self, Diagnostics> {
+        let mut tests = Self { policy: None, folder: source.folder(), left: TEST_TIME };
+        if !source.requires_tests {
+            return Ok(tests);
+        }
+        let policy = &read.policy;
+        if policy.tests.is_empty() {
+            let place = Place::new(&Arc::clone(&policy.source), 0..0);
+            let error = place.error(
+                "the policy has no tests, and the setting policy.require_tests asks for them",
+                "this policy",
+            );
+            let hint = "write [[tests]]; `steerd test --coverage` proposes some";
+            return Err(vec![error.hint(hint)].into());
+        }
+        let begun = Instant::now();
+        tests.run(policy, None, |test| !is_of_device(test))?;
+        tests.left = tests.left.saturating_sub(begun.elapsed());
+        tests.policy = super::needs_program(policy).then(|| policy.clone());
+        Ok(tests)
     }
-    let policy = &read.policy;
-    if policy.tests.is_empty() {
-        let place = Place::new(&Arc::clone(&policy.source), 0..0);
-        let error = place.error(
-            "the policy has no tests, and the setting policy.require_tests asks for them",
-            "this policy",
-        );
-        let hint = "write [[tests]]; `steerd test --coverage` proposes some";
-        return Err(vec![error.hint(hint)].into());
+
+    /// Runs the other tests. `program`: the one that is to be installed; `None` where there are no workers.
+    ///
+    /// # Errors
+    /// The tests that fail.
+    pub(crate) fn finish(&self, program: Option<&Program>) -> Result<(), Diagnostics> {
+        self.policy.as_ref().map_or(Ok(()), |policy| self.run(policy, program, is_of_device))
     }
-    let program = match device.filter(|_| needs_program(policy)) {
-        Some(TestedDevice { profile, workers }) => Some(Job::new(policy, profile, workers).compile()?),
-        None => None,
-    };
-    let summary = TestSummary::of(policy, &source.folder(), program.as_ref());
-    match summary.failed {
-        0 => Ok(()),
-        _ => Err(summary.failures.into()),
+
+    fn run(
+        &self,
+        policy: &Policy,
+        program: Option<&Program>,
+        is_chosen: impl Fn(&PolicyTest) -> bool,
+    ) -> Result<(), Diagnostics> {
+        let limit = TimeLimit { whole: TEST_TIME, end: Instant::now() + self.left };
+        let bench = TestBench::of(policy, &self.folder, program).within(limit);
+        let summary = TestSummary::run(bench, is_chosen);
+        match summary.failed {
+            0 => Ok(()),
+            _ => Err(summary.failures.into()),
+        }
     }
 }

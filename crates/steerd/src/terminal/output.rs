@@ -4,6 +4,7 @@
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use policy::Diagnostics;
@@ -123,9 +124,18 @@ pub(crate) struct Progress {
     drawn: Option<Instant>,
 }
 
+/// Whether stderr is the log of a daemon.
+static IS_LOG: AtomicBool = AtomicBool::new(false);
+
 impl Progress {
+    /// Shows no progress from now on: stderr becomes the log of a daemon.
+    pub(crate) fn forbid() {
+        IS_LOG.store(true, Ordering::Relaxed);
+    }
+
     pub(crate) fn new() -> Self {
-        Self { is_terminal: io::stderr().is_terminal(), begun: Instant::now(), drawn: None }
+        let is_terminal = io::stderr().is_terminal() && !IS_LOG.load(Ordering::Relaxed);
+        Self { is_terminal, begun: Instant::now(), drawn: None }
     }
 
     /// Whether it is shown at all.

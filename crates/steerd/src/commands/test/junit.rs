@@ -42,7 +42,7 @@ fn suite(report: &PolicyReport, out: &mut String) {
         let policy = escaped(&report.policy);
         let _ = writeln!(
             out,
-            "    <testcase name=\"the policy is read\" classname=\"{policy}\"><error message=\"{}\"/></testcase>",
+            "    <testcase name=\"the policy is tested\" classname=\"{policy}\"><error message=\"{}\"/></testcase>",
             escaped(error)
         );
     }

@@ -9,9 +9,8 @@ use super::TestedPolicy;
 use crate::cli::TestArgs;
 use crate::commands::Error;
 use crate::describe;
-use crate::policy_tests::TestedDevice;
 use crate::policy_tests::coverage::{Coverage, TestedPart};
-use crate::policy_tests::mutate::{Mutations, mutations};
+use crate::policy_tests::mutate::{Mutations, TestedDevice, mutations};
 use crate::terminal::output::Progress;
 use crate::terminal::table::{Grid, counted, number};
 
@@ -86,17 +85,14 @@ fn coverage_text(coverage: &Coverage) -> String {
         let line = rule.line.to_string();
         grid.row(vec![line, rule.rule.clone(), rule.tests.to_string(), rule.packets.word().to_owned()]);
     }
-    let count = |is_counted: fn(TestedPart) -> bool| {
-        coverage.rules.iter().filter(|rule| is_counted(rule.packets)).count()
-    };
+    let reached = coverage.rules.iter().filter(|rule| rule.tests > 0).count();
+    let whole = coverage.rules.iter().filter(|rule| rule.packets == TestedPart::All).count();
     let mut out = format!("\n{}", grid.text());
     // Strings take text.
     let _ = writeln!(
         out,
-        "\ntests reach {} of {}, and all packets of {}",
-        count(|part| part != TestedPart::None),
-        counted(coverage.rules.len() as u64, "rule", "rules"),
-        count(|part| part == TestedPart::All)
+        "\ntests reach {reached} of {}, and all packets of {whole}",
+        counted(coverage.rules.len() as u64, "rule", "rules")
     );
     if let Some(traffic) = coverage.traffic {
         let percent = 100.0 * traffic.tested as f64 / traffic.packets.max(1) as f64;

@@ -13,7 +13,7 @@ use crate::terminal::output::{self, OutputError};
 #[derive(Serialize)]
 pub(super) struct PolicyReport {
     pub(super) policy: String,
-    /// Why the policy cannot be tested.
+    /// Why the policy cannot be tested, or not to the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<String>,
     pub(super) passed: usize,
@@ -63,9 +63,9 @@ impl PolicyReport {
         }
     }
 
-    /// The report on a policy that cannot be tested.
-    pub(super) fn broken(policy: String, error: String) -> Self {
-        Self { error: Some(error), ..Self::of(policy, Vec::new()) }
+    /// The report on a policy that cannot be tested, or not to the end.
+    pub(super) fn broken(policy: String, tests: Vec<TestLine>, error: String) -> Self {
+        Self { error: Some(error), ..Self::of(policy, tests) }
     }
 
     pub(super) fn failed(&self) -> usize {

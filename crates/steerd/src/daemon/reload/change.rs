@@ -19,7 +19,7 @@ use crate::daemon::rules::{DeviceChoice, FormFacts, Rules, TrialStage};
 use crate::daemon::{Error, notify};
 use crate::message::chain;
 use crate::policy_file::{self, Compiled, Counters, PolicyChange, Read, Running};
-use crate::policy_tests::{self, TestedDevice};
+use crate::policy_tests::RequiredTests;
 use crate::settings::Traffic;
 
 /// A change to make.
@@ -92,7 +92,7 @@ impl Work {
             Origin::Past(_) => ReloadBody { force: true, ..ReloadBody::default() },
         };
         let read = self.read(&observer.board.read().policy, source)?;
-        self.test(&observer.board.read().policy, &read, source)?;
+        let tests = self.test(&observer.board.read().policy, &read, source)?;
         let facts = rules.facts(&read.policy, false);
         // Held until the policy is in force: nobody changes rules at run time meanwhile.
         let mut locked = Some(rules.lock());
@@ -122,7 +122,7 @@ impl Work {
             let Some(own) = (if is_last { read.take() } else { read.clone() }) else {
                 return Err(Refused::because(format!("{source} is refused")));
             };
-            match self.attempt(&before, source, own, &choice, options) {
+            match self.attempt(&before, source, own, &choice, tests.as_ref(), options) {
                 Ok(done) => break done,
                 Err(refused) => self.reduce(&mut choice, source, refused)?,
             }
@@ -179,16 +179,18 @@ impl Work {
         })
     }
 
-    /// Runs the tests of a policy of the file, if the settings require them. A policy that comes back has
-    /// been in force, and must be able to come back.
-    fn test(&self, before: &PolicyInForce, read: &Read, source: &str) -> Result<(), Refused> {
+    /// Runs the tests of a policy of the file, if the settings require them; returns those that are to run on
+    /// the program. A policy that comes back has been in force, and must be able to come back.
+    fn test(
+        &self,
+        before: &PolicyInForce,
+        read: &Read,
+        source: &str,
+    ) -> Result<Option<RequiredTests>, Refused> {
         if matches!(self.origin, Origin::Past(_)) {
-            return Ok(());
+            return Ok(None);
         }
-        let workers = self.parts.observer.worker_count();
-        let profile = self.parts.observer.opened.profile(workers);
-        let device = TestedDevice { profile: &profile, workers };
-        policy_tests::require(&before.source, read, Some(device)).map_err(|diagnostics| {
+        RequiredTests::of(&before.source, read).map(Some).map_err(|diagnostics| {
             log_refused(&diagnostics);
             Refused::by(diagnostics, source)
         })
@@ -218,11 +220,14 @@ impl Work {
         source: &str,
         read: Read,
         choice: &DeviceChoice,
+        tests: Option<&RequiredTests>,
         options: ReloadBody,
     ) -> Result<(Attempted, Vec<Diagnostic>), Refused> {
         let Parts { observer, commands, .. } = &self.parts;
         let profile = observer.opened.profile(observer.worker_count());
         let compiled = self.compile(before, source, read, choice, &profile)?;
+        let tested = tests.map_or(Ok(()), |tests| tests.finish(Some(&compiled.program)));
+        tested.map_err(|diagnostics| Refused::by(diagnostics, source))?;
         let mut warnings = compiled.warnings.clone();
         let inputs = Arc::clone(&compiled.inputs);
         let half = || {
