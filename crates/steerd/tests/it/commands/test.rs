@@ -147,6 +147,70 @@ fn check_counts_tests_and_fails_with_them() {
     );
 }
 
+#[test]
+fn a_set_without_packets_fails() {
+    let text = format!(
+        "{RULES}[sets]\nnobody = {{ items = [], allow_empty = true }}\n\
+         [[tests]]\nevery = {{ src = \"nobody\" }}\nexpect = \"drop\"\n"
+    );
+    let folder = policies(&[("empty.toml", &text)]);
+    let output = run_in(&folder, &["test", "empty.toml"]);
+    assert_eq!(output.status.code(), Some(10), "{}", stderr(&output));
+    assert!(stderr(&output).contains("the test is about no packet"), "{}", stderr(&output));
+}
+
+/// No device can exclude tagged frames from a default that matches everything.
+const LOST: &str = r#"version = 1
+default = "main"
+allow_lost_exceptions = true
+[groups.main]
+workers = "all"
+[[rules]]
+name = "tagged"
+match = { vlan = 42 }
+action = "kernel"
+"#;
+
+/// A worker receives the packet and cannot give it back, so neither answer about the host holds.
+#[test]
+fn a_lost_exception_meets_no_expectation_of_the_host() {
+    for host in [true, false] {
+        let text = format!(
+            "{LOST}[[tests]]\npacket = \"dst=192.0.2.1,protocol=udp,dst_port=9,vlan=42\"\nhost = {host}\n"
+        );
+        let folder = policies(&[("lost.toml", &text)]);
+        let output = run_in(&folder, &["test", "lost.toml", "--model", "mlx5"]);
+        assert_eq!(output.status.code(), Some(10), "{host}: {}{}", stdout(&output), stderr(&output));
+    }
+}
+
+#[test]
+fn reports_are_written_when_a_capture_cannot_be_read() {
+    let folder = policies(&[("good.toml", &format!("{RULES}{GOOD}"))]);
+    let args = ["test", "good.toml", "--coverage", "--traffic", "none.pcap", "--junit", "out.xml"];
+    let output = run_in(&folder, &[&args[..], &["--format", "json"]].concat());
+    assert!(!output.status.success());
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let policy = &report["policies"][0];
+    assert_eq!((&policy["policy"], &policy["passed"]), (&"good.toml".into(), &4.into()));
+    assert!(policy["error"].as_str().is_some_and(|error| error.contains("none.pcap")), "{policy:#}");
+    let junit = std::fs::read_to_string(folder.path().join("out.xml")).expect("written");
+    assert!(junit.contains("tests=\"5\" failures=\"0\" errors=\"1\""), "{junit}");
+}
+
+#[test]
+fn a_broken_policy_of_the_settings_has_a_name() {
+    let folder = policies(&[("broken.toml", "version = 1\nrules = 1\n")]);
+    let policy = folder.path().join("broken.toml");
+    let demo = std::fs::read_to_string(config().join("demo.toml")).expect("read");
+    let settings = format!("{demo}\n[policy]\nfile = \"{}\"\n", policy.display());
+    std::fs::write(folder.path().join("steerd.toml"), settings).expect("written");
+    let output = run_in(&folder, &["test", "--config", "steerd.toml", "--format", "json"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(report["policies"][0]["policy"], policy.display().to_string());
+}
+
 /// The program is the same with and without tests.
 #[test]
 fn tests_change_no_program() {
