@@ -271,7 +271,7 @@ pub struct RuleDefinition {
 }
 
 /// The action of a rule or of the default: what the operator wrote. What a worker or the device then does
-/// with one packet is a [`Verdict`](program::Verdict).
+/// with one packet is a [`Verdict`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Deliver the packet to a worker of the group.
