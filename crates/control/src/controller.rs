@@ -16,11 +16,12 @@ use verbs::{EthernetMatch, HashConfig, HashFields, WorkQueue};
 use crate::counters::{Counted, DropTotals, RuleCounters};
 use crate::installer::{FlowRequest, Installer, VerbsInstaller};
 use crate::plan::{
-    FlowChanges, PlacedProgram, Plan, PlanStep, PlanSummary, PlannedChange, by_precedence, distinct_tables,
-    plan_digested, rule_name,
+    FlowChanges, PlacedProgram, Plan, PlanStep, PlanSummary, PlannedChange, by_precedence, plan_digested,
+    rule_name,
 };
 use crate::plan_fault::PlanFault;
 use crate::progress::{ChangeMeter, ChangeProgress};
+use crate::tables::distinct_tables;
 use crate::{ControlError, Device, DeviceRefusal, DigestedProgram, Limits};
 
 /// The number of an installed program, counted from 1.

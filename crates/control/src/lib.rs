@@ -61,6 +61,7 @@ mod plan_fault;
 mod priorities;
 mod progress;
 mod runtime;
+mod tables;
 
 pub use controller::{Controller, Generation, Installed, Publish};
 pub use counters::{Counted, DropTotals};

@@ -39,10 +39,10 @@ mod tests;
 
 use std::sync::Arc;
 
-use foldhash::{HashMap, HashMapExt as _};
 use program::{Correspondence, FlowDigest, FlowKind, Program, QueueId, RuleId, WorkerId};
 
 use crate::plan_fault::PlanFault;
+use crate::tables::distinct_tables;
 use crate::{Counted, DigestedProgram, Limits, classes};
 use levels::Strategy;
 use replace::Replacements;
@@ -396,19 +396,4 @@ fn counted_rules(program: &Program, flows: &[usize]) -> Vec<(RuleId, Counted)> {
 
 pub(crate) fn rule_name(program: &Program, rule: RuleId) -> &str {
     program.rules.get(rule.index()).map_or("?", |rule| rule.name.as_str())
-}
-
-/// The tables that a program's queue pairs need, each once, and which of them each queue pair has.
-pub(crate) fn distinct_tables(program: &Program) -> (Vec<Vec<WorkerId>>, Vec<usize>) {
-    let mut tables = Vec::new();
-    let mut known: HashMap<&[WorkerId], usize> = HashMap::new();
-    let mut of_queue = Vec::with_capacity(program.queues.len());
-    for queue in &program.queues {
-        let table = *known.entry(&queue.table).or_insert_with(|| {
-            tables.push(queue.table.clone());
-            tables.len() - 1
-        });
-        of_queue.push(table);
-    }
-    (tables, of_queue)
 }

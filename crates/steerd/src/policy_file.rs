@@ -7,8 +7,9 @@ mod change;
 mod counters;
 mod device_rules;
 mod inputs;
+mod load;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,22 +17,20 @@ use std::sync::Arc;
 use compiler::{Job, Weights};
 use device_model::DeviceModel;
 use policy::policy::{SetSize, Workers};
-use policy::{
-    Diagnostic, Diagnostics, Folder, LoadOptions, NoFiles, Place, Policy, SetLoader, Severity, Source,
-};
+use policy::{Diagnostic, Diagnostics, Place, Policy, Severity, Source};
 use program::Program;
 use reports::{Check, DeviceRoom, RuleCounter};
 
 use crate::lost_exceptions::Lost;
 use crate::message::{Hinted, chain};
 use crate::protection::{self, Protection};
-use crate::settings::{PolicySource, PolicyText, Traffic};
+use crate::settings::{PolicySource, Traffic};
 use crate::traffic::{UnreadableCapture, for_each_key};
 pub(crate) use change::PolicyChange;
 pub(crate) use counters::{Counters, RuleWeights};
 pub(crate) use device_rules::{DeviceRule, id_of, is_quoted, quoted};
-use inputs::Recorder;
-pub(crate) use inputs::{InputFile, Inputs, KEPT_BYTES_MAX};
+pub(crate) use inputs::{Inputs, KEPT_BYTES_MAX};
+pub(crate) use load::{load, load_inputs, parse};
 
 /// A policy has errors, which have been printed or logged already.
 #[derive(Debug, thiserror::Error)]
@@ -201,37 +200,6 @@ pub(crate) fn of_room(
 ) -> (Vec<Diagnostic>, Vec<Diagnostic>) {
     let found = room.and_then(|room| room.diagnostic(policy, profile));
     found.into_iter().partition(|found| found.severity == Severity::Error)
-}
-
-/// Reads and parses the policy with its set files and included files.
-pub(crate) fn load(source: &PolicySource) -> Result<Read, Diagnostics> {
-    match &source.text {
-        PolicyText::File(path) => {
-            parse(&policy::read_policy(path)?, &Folder(source.folder()), &source.variables)
-        }
-        PolicyText::BuiltIn { name, text } => parse(&Source::new(*name, *text), &NoFiles, &source.variables),
-        PolicyText::Read(text) => parse(text, &Folder(source.folder()), &source.variables),
-    }
-}
-
-/// Parses a policy anew from its inputs. `None`: their text was not kept.
-pub(crate) fn load_inputs(inputs: &Inputs) -> Option<Result<Read, Diagnostics>> {
-    let text = Source::new(inputs.name.as_str(), inputs.text.as_deref()?);
-    let file = |(name, file): (&String, &InputFile)| Some((name.clone(), file.text.clone()?));
-    let files: BTreeMap<String, String> = inputs.files.iter().filter_map(file).collect();
-    Some(parse(&text, &files, &inputs.variables))
-}
-
-/// Parses a policy that was read, and the files that it names.
-pub(crate) fn parse(
-    text: &Source,
-    loader: &dyn SetLoader,
-    variables: &BTreeMap<String, String>,
-) -> Result<Read, Diagnostics> {
-    let recorder = Recorder::new(loader);
-    let options = LoadOptions { variables: variables.clone() };
-    let (policy, warnings) = policy::parse_with(text, &recorder, &options)?;
-    Ok(Read { policy, warnings, inputs: Arc::new(recorder.into_inputs(text, variables)) })
 }
 
 /// The program on the device when a policy replaces another.
