@@ -11,7 +11,8 @@
 //! use control::{Controller, Device, DeviceSelector};
 //! use program::{Program, Rule, Verdict};
 //! use wire::NullWire;
-//! use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+//! use softnic::{Drive, Personality, PortConfig, SoftNicConfig};
+//! use softnic_verbs::SoftNic;
 //! use verbs::{CompletionQueue, Domain, ProtectionDomain, WorkQueue};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

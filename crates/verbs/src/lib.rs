@@ -19,7 +19,8 @@
 //!
 //! ```
 //! use wire::NullWire;
-//! use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+//! use softnic::{Drive, Personality, PortConfig, SoftNicConfig};
+//! use softnic_verbs::SoftNic;
 //! use verbs::{
 //!     ActionSpec, CompletionFields, CompletionQueue, DeviceList, Domain, FlowHandle, FlowAttr, FlowKind, FlowSpec, FlowTag,
 //!     FlowTarget, HashConfig, HashFields, IndirectionTable, PortMatch, PortNumber, ProtectionDomain, RssQueuePair,

@@ -12,7 +12,8 @@
 //! ```
 //! use program::WorkerId;
 //! use wire::NullWire;
-//! use softnic::{Drive, Personality, PortConfig, SoftNic, SoftNicConfig};
+//! use softnic::{Drive, Personality, PortConfig, SoftNicConfig};
+//! use softnic_verbs::SoftNic;
 //! use worker::{Worker, WorkerConfig};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
