@@ -211,7 +211,8 @@ impl<'p> RuleView<'p> {
         Self::with(policy, Direction::Ingress, protected, leaves)
     }
 
-    /// The same for a direction, with other rules in the place of those that leave their packets to the host.
+    /// A view of the rules of one direction, with other rules in place of those that leave packets to the
+    /// host.
     pub(super) fn with(
         policy: &'p Policy,
         direction: Direction,

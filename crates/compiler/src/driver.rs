@@ -165,7 +165,7 @@ impl Job<'_> {
     /// [`Problems::obstacles`].
     ///
     /// # Errors
-    /// As [`compile`](crate::compile).
+    /// The problems of the passes, as of [`compile`](crate::compile).
     pub fn program(&self) -> Result<Program, Problems> {
         self.program_within(MAX_SHARED_OF_FLOW)
     }

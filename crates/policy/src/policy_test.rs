@@ -121,7 +121,7 @@ pub struct ExpectedRule {
 pub struct ExpectedCount {
     /// The packets that are counted.
     pub counted: CountedPackets,
-    /// Their number.
+    /// The number of packets.
     pub packets: u64,
     /// The place in the text.
     pub place: Place,

@@ -20,7 +20,7 @@ pub trait ClockView: Any + Send + Sync {
 pub(crate) const MAX_KILOHERTZ: u64 = 1_000_000;
 
 /// Refuses a rate that the clock behind raw timestamps cannot have. [`crate::OwnedNic::create_with_clock`]
-/// does so by itself.
+/// makes the same check.
 ///
 /// # Errors
 /// The rate is 0 or above 1 GHz.

@@ -77,7 +77,7 @@ pub struct SoftNicConfig {
 }
 
 impl SoftNicConfig {
-    /// Refuses a configuration out of range. [`OwnedNic::create`] does so by itself.
+    /// Refuses a configuration out of range. [`OwnedNic::create`] makes the same check.
     ///
     /// # Errors
     /// The first value that is out of range.
@@ -235,7 +235,7 @@ impl OwnedNic {
     /// (`hca_core_clock`). At 78,125 kHz a tick is 12.8 ns.
     ///
     /// # Errors
-    /// As [`OwnedNic::create`], and for a rate of 0 or above 1 GHz.
+    /// The errors of [`OwnedNic::create`], and a rate of 0 or above 1 GHz.
     pub fn create_with_clock(config: SoftNicConfig, kilohertz: u64) -> Result<Self, SoftNicError> {
         check_rate(kilohertz)?;
         let clock = ClockRules { kilohertz, ..config.personality.rules().objects.clock };

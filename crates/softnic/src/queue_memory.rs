@@ -45,10 +45,9 @@ impl Allocator {
     /// The allocator of two functions, which both receive `domain` and `context`.
     ///
     /// # Safety
-    /// As long as the allocator is used, and as long as there is memory that it has given, the functions may
-    /// be called from any thread as ibv_alloc_parent_domain(3) describes. What `allocate` returns is NULL,
-    /// `IBV_ALLOCATOR_USE_DEFAULT` or as many bytes as were asked for, for this device alone until they are
-    /// given to `free`.
+    /// The functions may be called from any thread, as ibv_alloc_parent_domain(3) describes, while the
+    /// allocator or memory from it is used. `allocate` returns NULL, `IBV_ALLOCATOR_USE_DEFAULT` or as many
+    /// bytes as were asked for, which belong to this device alone until they are given to `free`.
     #[must_use]
     pub unsafe fn new(allocate: AllocateFn, free: FreeFn, domain: *mut ibv_pd, context: *mut c_void) -> Self {
         Self { allocate, free, domain, context }

@@ -292,7 +292,7 @@ pub struct Envelope {
     pub route: Route,
     /// The queue pair's number.
     pub number: u32,
-    /// Its Q_Key.
+    /// The Q_Key of the destination.
     pub key: u32,
     /// In network byte order, if [`SEND_IMMEDIATE`] is set.
     pub immediate: u32,

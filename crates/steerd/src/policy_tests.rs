@@ -122,7 +122,7 @@ pub(crate) struct TestBench<'p> {
     /// The directory of captures.
     folder: &'p Path,
     program: Option<&'p Program>,
-    /// Of all rules; made for the first packet.
+    /// The predicates of all rules; made for the first packet.
     predicates: OnceCell<Vec<Predicate>>,
     /// By direction: received, sent; `None`: no test of a set is about it.
     deciders: [Option<Deciders<'p>>; 2],

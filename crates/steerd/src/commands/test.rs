@@ -31,7 +31,7 @@ struct TestedPolicy {
     folder: PathBuf,
     profile: DeviceModel,
     workers: usize,
-    /// What the device would run, if a test needs it; `None` also of a policy that carves queues.
+    /// The program that the device would run, if a test needs it; `None` for a policy that carves queues.
     program: Option<Program>,
 }
 
