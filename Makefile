@@ -41,8 +41,6 @@ PROGRAMS   ?= --package softnic-preload --package conformance
 test: deps-build deps-test deps-promtool deps-feeds ## every test; with STEERD_CORPORA=DIR those that need the captures and rule sets too
 	@# The test of `make install` installs what is built, and `cargo test` leaves the plugin where it cannot be found.
 	$(CARGO) build --locked $(EVERYTHING)
-	@# By itself: with this feature the engine of every other test would not be the one that users build.
-	$(CARGO) test --locked -p softnic-verbs --features choose-paths --lib -- paths::
 	.ci/test $(CARGO) test --workspace --locked
 
 # What is measured is what users build: incremental builds, which the environment may ask for, inline otherwise.
@@ -158,7 +156,7 @@ lint: deps-build deps-test deps-promtool cargo-deny ## formatting, clippy, depen
 	.ci/links
 	.ci/build-budgets --self-test && .ci/build-budgets
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets --features softnic-verbs/choose-paths --locked -- -D warnings
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --locked --quiet
 	cargo-deny --locked check bans licenses sources
 	@if command -v promtool >/dev/null; then \
@@ -196,8 +194,7 @@ fuzz: deps-build cargo-fuzz ## the fuzz targets for FUZZ_SECONDS each, one on ea
 # Leaks are not looked for: tests close contexts with objects in them, as programs that end do.
 asan: deps-build ## the tests of the crates with unsafe code, under the address sanitizer
 	CARGO_TARGET_DIR=target/asan RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 \
-	  $(nightly) test --locked --target $(HOST) --lib --tests -p hugemem -p verbs -p shm -p tap -p xdp -p wire -p flow-table -p softnic -p softnic-verbs -p softnic-mlx5 \
-	  --features softnic-verbs/choose-paths
+	  $(nightly) test --locked --target $(HOST) --lib --tests -p hugemem -p verbs -p shm -p tap -p xdp -p wire -p flow-table -p softnic -p softnic-verbs -p softnic-mlx5
 
 miri: deps-build ## what Miri can run of the crates with unsafe code: hugemem, verbs, wire, softnic and softnic-verbs
 	@$(miri_ready) || exit 0; set -x; \

@@ -1,27 +1,27 @@
 //! The choice between short and general paths. The most frequent kinds of frames and requests take a short
-//! path, which has the same effects as the general one. Tests compare the two, by the feature
-//! `choose-paths`: see `provider/tests/paths.rs` of softnic-verbs.
+//! path, which has the same effects as the general one. With debug assertions a thread can choose, for the test
+//! that compares them, `provider/tests/paths.rs` of softnic-verbs; without them the choice is a constant.
 
 /// Whether only the general paths are to be taken.
-#[cfg(not(feature = "choose-paths"))]
+#[cfg(not(debug_assertions))]
 #[inline(always)]
 pub const fn are_general() -> bool {
     false
 }
 
 /// Whether the instructions of x86-64-v3 may be used, where the processor has them.
-#[cfg(not(feature = "choose-paths"))]
+#[cfg(not(debug_assertions))]
 #[inline(always)]
 pub(crate) const fn may_be_v3() -> bool {
     true
 }
 
-#[cfg(feature = "choose-paths")]
+#[cfg(debug_assertions)]
 pub(crate) use choice::may_be_v3;
-#[cfg(feature = "choose-paths")]
+#[cfg(debug_assertions)]
 pub use choice::{Paths, are_general, choose};
 
-#[cfg(feature = "choose-paths")]
+#[cfg(debug_assertions)]
 mod choice {
     use std::cell::Cell;
 

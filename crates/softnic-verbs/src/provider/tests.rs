@@ -9,7 +9,7 @@ mod domains;
 mod events;
 mod extended;
 mod features;
-#[cfg(feature = "choose-paths")]
+#[cfg(debug_assertions)]
 mod paths;
 mod receiving;
 mod refusals;
