@@ -61,7 +61,7 @@ use crate::settings::{self, Loaded, PolicySource, Request};
 use crate::telemetry::logging::{self, Log};
 use crate::terminal::output::{self, Progress};
 use crate::terminal::screen::Screen;
-use crate::terminal::table;
+use crate::terminal::{numbers, table};
 pub(crate) use error::Error;
 
 /// How often workers, ports and the device are checked, and the live table is drawn.
@@ -178,9 +178,9 @@ fn start(
     tracing::info!(
         "{}: {}, {}, {}",
         device.name(),
-        table::counted(compiled.program.flows.len() as u64, "flow", "flows"),
-        table::counted(compiled.program.queues.len() as u64, "queue pair", "queue pairs"),
-        table::counted(workers as u64, "worker", "workers"),
+        numbers::counted(compiled.program.flows.len() as u64, "flow", "flows"),
+        numbers::counted(compiled.program.queues.len() as u64, "queue pair", "queue pairs"),
+        numbers::counted(workers as u64, "worker", "workers"),
     );
     for (index, wire) in builder.opened().wires().iter().enumerate() {
         tracing::info!("port {}: {wire}", index + 1);

@@ -25,7 +25,7 @@ use policy::{Diagnostic, Policy};
 use program::{DEFAULT_RULE, Match, Predicate, Program};
 use serde::Serialize;
 
-use crate::terminal::table::{counted, number};
+use crate::terminal::numbers::{counted, number};
 use crate::traffic::UnreadableCapture;
 use crate::{describe, effects, policy_file};
 pub(crate) use requirement::RequiredTests;

@@ -1,6 +1,7 @@
 //! Output on stdout, stderr and the terminal: styles, tables, the live table and the summary.
 
 pub(crate) mod hang_up;
+pub(crate) mod numbers;
 pub(crate) mod output;
 pub(crate) mod screen;
 pub(crate) mod style;

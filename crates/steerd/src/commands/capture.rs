@@ -14,8 +14,8 @@ use crate::api::request::CaptureBody;
 use crate::cli::CaptureArgs;
 use crate::commands::{Error, client};
 use crate::policy_file::is_standard_input;
+use crate::terminal::numbers::counted;
 use crate::terminal::output::{self, OutputError};
-use crate::terminal::table::counted;
 use blocks::Blocks;
 
 pub(crate) fn run(args: &CaptureArgs) -> Result<(), Error> {

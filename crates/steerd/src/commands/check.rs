@@ -28,9 +28,9 @@ use crate::policy_file::{Counters, PolicyErrors};
 use crate::policy_tests::TestSummary;
 use crate::protection::{self, Protection};
 use crate::settings::{PolicySource, Settings, Traffic};
+use crate::terminal::numbers::counted;
 use crate::terminal::output::{self, OutputError, Progress};
 use crate::terminal::style::Layout;
-use crate::terminal::table::counted;
 use crate::traffic;
 use crate::{daemon, effects, policy_file};
 

@@ -23,9 +23,10 @@ use crate::describe;
 use crate::policy_diff::{self, Report, sinks};
 use crate::policy_file::{self, PolicyErrors};
 use crate::settings::PolicySource;
+use crate::terminal::numbers::{counted, number};
 use crate::terminal::output::{self, Progress};
 use crate::terminal::style::{Colors, Style};
-use crate::terminal::table::{Grid, counted, number};
+use crate::terminal::table::Grid;
 
 /// A longer region is not shown; the match that contains it is shown instead.
 const MAX_LINE_BYTES: usize = 320;

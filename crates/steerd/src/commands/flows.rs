@@ -3,8 +3,9 @@
 use crate::api::model::{Flow, Flows};
 use crate::cli::FlowsArgs;
 use crate::commands::{Error, client};
+use crate::terminal::numbers::number;
 use crate::terminal::output;
-use crate::terminal::table::{Grid, number};
+use crate::terminal::table::Grid;
 
 pub(crate) fn run(args: &FlowsArgs) -> Result<(), Error> {
     let client = client::connect(&args.api)?;

@@ -6,8 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::api::model::{History, HistoryEntry};
 use crate::cli::HistoryArgs;
 use crate::commands::{Error, client};
+use crate::terminal::numbers::duration;
 use crate::terminal::output;
-use crate::terminal::table::duration;
 
 pub(crate) fn run(args: &HistoryArgs) -> Result<(), Error> {
     let history: History = client::connect(&args.api)?.get("/v1/history")?;

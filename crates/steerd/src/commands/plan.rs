@@ -13,8 +13,8 @@ use crate::cli::PlanArgs;
 use crate::commands::{Error, client};
 use crate::policy_file::{self, Compiled, PolicyChange, PolicyErrors, Read, Running};
 use crate::settings::PolicySource;
+use crate::terminal::numbers::{counted, number};
 use crate::terminal::output;
-use crate::terminal::table::{counted, number};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Error> {
     let report = match &args.from {

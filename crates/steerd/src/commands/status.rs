@@ -5,9 +5,9 @@ use std::time::Duration;
 use crate::api::model::Status;
 use crate::cli::StatusArgs;
 use crate::commands::{Error, client};
+use crate::terminal::numbers::{counted, duration, number};
 use crate::terminal::output;
 use crate::terminal::style::{Colors, Style};
-use crate::terminal::table::{counted, duration, number};
 
 pub(crate) fn run(args: &StatusArgs) -> Result<(), Error> {
     let client = client::connect(&args.api)?;

@@ -18,8 +18,8 @@ use crate::commands::Error;
 use crate::policy_file::{self, PolicyErrors};
 use crate::policy_tests::{TestBench, needs_program};
 use crate::settings::Traffic;
+use crate::terminal::numbers::counted;
 use crate::terminal::output;
-use crate::terminal::table::counted;
 use report::{PolicyReport, TestLine};
 
 /// A policy with its tests, and what they need.

@@ -12,8 +12,8 @@ use crate::api::model::TraceLine;
 use crate::api::request::TraceBody;
 use crate::cli::TraceArgs;
 use crate::commands::{Error, Outcome, client};
+use crate::terminal::numbers::counted;
 use crate::terminal::output::{self, OutputError};
-use crate::terminal::table::counted;
 
 pub(crate) fn run(args: &TraceArgs) -> Result<Outcome, Error> {
     let client = client::connect(&args.api)?;

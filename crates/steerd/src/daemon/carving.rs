@@ -24,8 +24,8 @@ use crate::server::Server;
 use crate::settings::{Listen, Loaded, PolicySource};
 use crate::telemetry::carving::{CarvingFigures, CarvingStatus};
 use crate::telemetry::http;
+use crate::terminal::numbers::counted;
 use crate::terminal::output;
-use crate::terminal::table::counted;
 #[cfg(test)]
 pub(super) use store::is_carved;
 pub(super) use store::{FilterPurpose, FilterStore, Places};

@@ -14,7 +14,7 @@ use crate::daemon::Error;
 use crate::daemon::carving::{CarvingError, FilterPurpose, FilterStore, Places, StoreError, noted};
 use crate::settings::{Settings, XdpPort};
 use crate::state::PortFilters;
-use crate::terminal::table::counted;
+use crate::terminal::numbers::counted;
 
 /// The drop filters of all ports; removed when it is dropped.
 pub(crate) struct NicDrops {

@@ -18,7 +18,7 @@ use verbs::SYSFS_DEVICES;
 use wire::AF_XDP_MAX_QUEUES;
 
 use crate::settings::{AUTO_DEVICE, Settings, SoftNicMode};
-use crate::terminal::table::counted;
+use crate::terminal::numbers::counted;
 pub(crate) use cores::CoreSet;
 pub(crate) use vectors::completion_vectors;
 

@@ -12,7 +12,7 @@ use reports::RuleCounter;
 
 use super::wish::{Wish, is_rule};
 use super::{HINT, decided, named};
-use crate::terminal::table::{counted, number};
+use crate::terminal::numbers::{counted, number};
 use crate::traffic::{UnreadableCapture, for_each_key_until};
 
 /// The most rules that a message names.

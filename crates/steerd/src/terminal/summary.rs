@@ -10,11 +10,9 @@ use serde::Serialize;
 use crate::cli::Format;
 use crate::rates::PerSecond;
 use crate::state::{RuleState, State};
+use crate::terminal::numbers::{bytes, counted, duration, known, number};
 use crate::terminal::output::{self, OutputError};
-use crate::terminal::table::{
-    Chosen, Grid, bytes, counted, dropped_log_lines, duration, known, losses, number, rules_table, sinks,
-    workers_table,
-};
+use crate::terminal::table::{Chosen, Grid, dropped_log_lines, losses, rules_table, sinks, workers_table};
 
 /// The flows of a sink that are listed.
 const TOP_FLOWS_SHOWN: usize = 10;

@@ -16,9 +16,10 @@ use crate::effects;
 use crate::policy_file::Read;
 use crate::policy_tests::{TestCounts, TestSummary};
 use crate::settings::{PolicySource, Settings};
+use crate::terminal::numbers::counted;
 use crate::terminal::output;
 use crate::terminal::style::{Layout, Style};
-use crate::terminal::table::{Grid, counted};
+use crate::terminal::table::Grid;
 
 /// Described in docs/reference/commands/check.md.
 #[derive(Serialize)]

@@ -17,8 +17,9 @@ use crate::daemon;
 use crate::daemon::carving::noted;
 use crate::daemon::nic_drops::add_nic;
 use crate::settings::{Settings, XdpPort};
+use crate::terminal::numbers::counted;
 use crate::terminal::style::{Layout, Style};
-use crate::terminal::table::{Grid, counted};
+use crate::terminal::table::Grid;
 
 /// The filters of a port for the drop rules of a policy.
 #[derive(Serialize)]

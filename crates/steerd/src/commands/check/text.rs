@@ -14,8 +14,9 @@ use super::interface::{DecidedPackets, DecidedTraffic, OnInterface};
 use super::{Checked, names};
 use crate::daemon::placement::Placement;
 use crate::describe;
+use crate::terminal::numbers::{bytes, counted, duration, number};
 use crate::terminal::style::{Layout, Style};
-use crate::terminal::table::{Grid, bytes, counted, duration, number};
+use crate::terminal::table::Grid;
 
 /// The most findings of each kind that are listed; JSON has all.
 const SHOWN_FINDINGS: usize = 12;

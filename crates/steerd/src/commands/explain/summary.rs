@@ -10,7 +10,8 @@ use program::{Copied, FlowAction, FlowKind, Program, QueueId, RssQueue, Verdict,
 use serde::Serialize;
 
 use super::received::{is_policed, name, sent_action};
-use crate::terminal::table::{Grid, bytes, counted, number, percent};
+use crate::terminal::numbers::{bytes, counted, number, percent};
+use crate::terminal::table::Grid;
 
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct Sum {

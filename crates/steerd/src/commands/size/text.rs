@@ -5,8 +5,9 @@ use std::fmt::Write as _;
 
 use super::balance::MAX_WORKERS;
 use super::{Answer, GroupAnswer, Recommended};
+use crate::terminal::numbers::{bytes, counted, number, rate};
 use crate::terminal::style::{Layout, Style};
-use crate::terminal::table::{Grid, bytes, counted, number, rate};
+use crate::terminal::table::Grid;
 
 pub(super) fn of(answer: &Answer, layout: Layout) -> String {
     let seconds = answer.seconds.map_or_else(String::new, |seconds| format!(" in {seconds:.3} s"));

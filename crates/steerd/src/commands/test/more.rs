@@ -11,8 +11,9 @@ use crate::commands::Error;
 use crate::describe;
 use crate::policy_tests::coverage::{Coverage, TestedPart};
 use crate::policy_tests::mutate::{Mutations, TestedDevice, mutations};
+use crate::terminal::numbers::{counted, number};
 use crate::terminal::output::Progress;
-use crate::terminal::table::{Grid, counted, number};
+use crate::terminal::table::Grid;
 
 /// The findings that were asked for.
 #[derive(Default, Serialize)]

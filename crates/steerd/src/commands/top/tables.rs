@@ -4,7 +4,8 @@ use std::cmp::Ordering;
 use std::fmt::Write as _;
 
 use crate::telemetry::top::{FlowRate, Port, Rule, Sink, Top, Worker};
-use crate::terminal::table::{Grid, bytes, number, rate};
+use crate::terminal::numbers::{bytes, number, rate};
+use crate::terminal::table::Grid;
 
 /// The pages, in the order of their keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
