@@ -169,9 +169,8 @@ pub(crate) struct RunArgs {
     /// Measure what the engine and the workers spend their time on, by stage, and add it to the summary.
     #[arg(long, alias = "profile")]
     pub(crate) stage_times: bool,
-    /// The format of the summary; with json there is no live table.
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    pub(crate) format: Format,
+    #[command(flatten)]
+    pub(crate) printed: OutputArgs,
     /// The device to use; overrides device.name.
     #[arg(long, value_name = "NAME")]
     pub(crate) device: Option<String>,
@@ -212,9 +211,8 @@ pub(crate) struct PolicyArgs {
     /// mlx5, mlx4, mana, bnxt_re, conservative, or a file that describes a device.
     #[arg(long, alias = "profile", value_name = "NAME|FILE", value_parser = parse_model)]
     pub(crate) model: Option<DeviceModel>,
-    /// The output format.
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    pub(crate) format: Format,
+    #[command(flatten)]
+    pub(crate) printed: OutputArgs,
 }
 
 #[derive(Debug, Args)]
@@ -241,7 +239,7 @@ pub(crate) struct CheckArgs {
     #[arg(long, value_parser = parse_deny, value_delimiter = ',', value_name = "FINDING")]
     pub(crate) deny: Vec<Deny>,
     /// Print errors only: nothing on standard output, and no warnings. What --deny names still fails.
-    #[arg(short, long, conflicts_with = "format")]
+    #[arg(short, long, conflicts_with_all = ["format", "json"])]
     pub(crate) quiet: bool,
     /// With --interface: also show which drop rules the filters of the NIC carry out, as `run --nic-filters`
     /// does, and why not the others.
@@ -294,9 +292,8 @@ pub(crate) struct TestArgs {
     /// Also write the results to this file as JUnit XML.
     #[arg(long, value_name = "FILE")]
     pub(crate) junit: Option<PathBuf>,
-    /// The output format.
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    pub(crate) format: Format,
+    #[command(flatten)]
+    pub(crate) printed: OutputArgs,
 }
 
 /// The packets that a policy is checked for.
@@ -398,9 +395,8 @@ pub(crate) struct DiffArgs {
     /// Describe all regions, up to 4,096 of each pair of rules and 65,536 in all, not 16 and 4,096.
     #[arg(long)]
     pub(crate) all: bool,
-    /// The output format.
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    pub(crate) format: Format,
+    #[command(flatten)]
+    pub(crate) printed: OutputArgs,
 }
 
 #[derive(Debug, Args)]
@@ -416,7 +412,7 @@ pub(crate) struct ImportArgs {
     #[arg(value_name = "FILE", required = true)]
     pub(crate) files: Vec<PathBuf>,
     /// Where the policy goes [default: standard output].
-    #[arg(short, long, value_name = "FILE", conflicts_with = "format")]
+    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["format", "json"])]
     pub(crate) output: Option<PathBuf>,
     /// nft: convert this base chain alone, as TABLE/NAME or FAMILY/TABLE/NAME [default: all base chains that
     /// received packets to the host meet].
@@ -440,9 +436,8 @@ pub(crate) struct ImportArgs {
     /// Add a sink of kind kernel, which returns packets to the host by this TAP interface.
     #[arg(long, value_name = "INTERFACE")]
     pub(crate) kernel_sink: Option<String>,
-    /// The output format: the policy itself, or an object with the policy and the unsupported lines.
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    pub(crate) format: Format,
+    #[command(flatten)]
+    pub(crate) printed: OutputArgs,
 }
 
 /// Formats that `import` reads.
@@ -513,6 +508,7 @@ pub(crate) struct ApiArgs {
     pub(crate) api_socket: Option<PathBuf>,
 }
 
+/// The form of what a command prints. The same options for all commands.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct OutputArgs {
     /// The output format.
@@ -524,8 +520,12 @@ pub(crate) struct OutputArgs {
 }
 
 impl OutputArgs {
+    pub(crate) fn format(self) -> Format {
+        if self.json { Format::Json } else { self.format }
+    }
+
     pub(crate) fn is_json(self) -> bool {
-        self.json || self.format == Format::Json
+        self.format() == Format::Json
     }
 }
 
@@ -757,11 +757,11 @@ pub(crate) struct DevicesArgs {
     /// Find out what the receive filters (ntuple rules) of this interface match, by filters that no real
     /// packet matches, and print a filter model, which --filter-model reads. The interface must have no
     /// filters.
-    #[arg(long, value_name = "INTERFACE", conflicts_with_all = ["probe", "format"])]
+    #[arg(long, value_name = "INTERFACE", conflicts_with_all = ["probe", "format", "json"])]
     pub(crate) probe_filters: Option<String>,
     /// Measure this device, or that of this interface, and print a report as TOML: what it is, its model and
     /// answers, and how fast it installs flows. Without --peer, no packet of others is touched.
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["probe", "probe_filters", "output", "format"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["probe", "probe_filters", "output", "format", "json"])]
     pub(crate) report: Option<String>,
     /// With --report: an interface that reaches the port of the device (a cable, or another function of the
     /// NIC), or `link:NAME`. The whole conformance suite and the receive rate of a worker are in the report
@@ -778,9 +778,8 @@ pub(crate) struct DevicesArgs {
     /// NAME.toml]
     #[arg(long, value_name = "FILE", requires = "probe")]
     pub(crate) output: Option<PathBuf>,
-    /// The output format.
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    pub(crate) format: Format,
+    #[command(flatten)]
+    pub(crate) printed: OutputArgs,
 }
 
 /// The use of the receive filters of a port's interface.

@@ -77,7 +77,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Error> {
     }
     libmlx5::enter(&loaded.settings).map_err(Error::LibMlx5)?;
     let signals = signals::listen().map_err(NoSignals)?;
-    let screen = Screen::new(args.format == Format::Text);
+    let screen = Screen::new(args.printed.format() == Format::Text);
     let log = logging::start(&loaded.settings.log, &screen).map_err(Error::Log)?;
     let result = steer(args, &loaded, &signals, &screen, &log);
     log.flush(LOG_TIMEOUT);
@@ -145,7 +145,7 @@ fn steer(
     drop(rules_clock);
     rules.save_last();
     let reporting = Reporting { servers, ports, view, screen, log, signals };
-    stop(args.format, steering, reporting, ended)
+    stop(args.printed.format(), steering, reporting, ended)
 }
 
 /// Sets up everything that packets need, from the device to the flows. `None`: a signal to end arrived; it is

@@ -138,7 +138,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
         interface,
     };
     let denied = checked.denied(&args.deny);
-    match args.policy.format {
+    match args.policy.printed.format() {
         Format::Json => json::print(&checked, &denied)?,
         Format::Text => checked.print(args.quiet)?,
     }
@@ -151,7 +151,7 @@ fn read(args: &CheckArgs, source: &PolicySource, profile: &str) -> Result<policy
         Ok(read) => return Ok(read),
         Err(diagnostics) => diagnostics,
     };
-    match args.policy.format {
+    match args.policy.printed.format() {
         Format::Json => json::unreadable(source, profile, &diagnostics)?,
         Format::Text if args.quiet => output::print_diagnostics(&errors_of(&diagnostics)),
         Format::Text => output::print_diagnostics(&diagnostics),

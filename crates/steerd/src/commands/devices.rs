@@ -78,7 +78,7 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Error> {
         let name = settings.softnic.name;
         rows.push(Row { name, kind: "softnic", model, guid: None, ports, facts: None });
     }
-    match args.format {
+    match args.printed.format() {
         Format::Json => output::print_json(&Devices { devices: &rows })?,
         Format::Text => output::print(&text(&rows))?,
     }
@@ -102,7 +102,7 @@ fn probe(settings: &Settings, name: &str, args: &DevicesArgs) -> Result<(), Erro
     let own = env::current_exe().map_err(|source| failed(Path::new(PROBE), source))?;
     let program = own.with_file_name(PROBE);
     let mut command = Command::new(&program);
-    if args.format == Format::Json {
+    if args.printed.format() == Format::Json {
         command.args(["--format", "json"]);
     }
     match &args.output {

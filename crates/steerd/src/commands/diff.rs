@@ -60,7 +60,7 @@ fn compare(args: &DiffArgs) -> Result<Outcome, Error> {
         Placement::of(&old, &new, &profile, workers)
     });
     let names = [old_name, new_name];
-    match args.format {
+    match args.printed.format() {
         Format::Json => {
             output::print_json(&Report::of(names, &found, &groups, &sinks, placement.as_ref()))?;
         }

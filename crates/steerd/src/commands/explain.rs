@@ -30,7 +30,7 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Error> {
     let direction = direction_of(args);
     let explained = Explained { compiled: &compiled, model: &model, direction, has_xdp: args.xdp };
     let program = &*compiled.program;
-    let format = args.policy.format;
+    let format = args.policy.printed.format();
     if let Some(path) = &args.pcap {
         return explain_capture(&explained, path, args.each, format);
     }

@@ -68,7 +68,7 @@ pub(crate) fn run(args: &ImportArgs) -> Result<(), Error> {
         Error::Import { path: file.into(), message }
     })?;
     let has_rules = complete(&mut policy_toml, &mut notes, args)?;
-    if args.format == Format::Json {
+    if args.printed.format() == Format::Json {
         let place = |note: &Note| {
             let (file, line) = input.place(note.line);
             let line = (note.line > 0).then_some(line);

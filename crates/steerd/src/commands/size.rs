@@ -165,7 +165,7 @@ pub(crate) fn run(args: &SizeArgs) -> Result<(), Error> {
         workers: load.workers(program, &collected.intervals),
         interval_ms: collected.intervals.length_ns / 1_000_000,
     };
-    match args.policy.format {
+    match args.policy.printed.format() {
         Format::Json => output::print_json(&answer)?,
         Format::Text => output::print(&text::of(&answer, Layout::stdout()))?,
     }

@@ -53,7 +53,7 @@ pub(crate) fn run(args: &TestArgs) -> Result<(), Error> {
             report
         }));
     }
-    if args.format == Format::Json {
+    if args.printed.format() == Format::Json {
         report::print_json(&reports)?;
     }
     if let Some(path) = &args.junit {
@@ -81,7 +81,7 @@ fn tested(
         config: args.config.clone(),
         workers: args.workers,
         model: args.model.clone(),
-        format: args.format,
+        printed: args.printed,
     };
     let Target { source, device, workers, .. } = Target::of(&args)?;
     *name = Some(source.to_string());
@@ -122,7 +122,7 @@ fn report_of(
     }
     let mut report = PolicyReport::of(name.clone(), results.into_iter().map(TestLine::of).collect());
     let print = |report: &PolicyReport| {
-        if args.format == Format::Text {
+        if args.printed.format() == Format::Text {
             output::print(&report.text())?;
             output::print_diagnostics(&failures);
         }

@@ -74,7 +74,7 @@ pub(super) fn run(
         .into_iter()
         .collect();
     let filters_max = model.device(room).flows_per_program();
-    match args.policy.format {
+    match args.policy.printed.format() {
         Format::Json => output::print_json(&Answer {
             policy: source.to_string(),
             sha256: &read.inputs.sha256,

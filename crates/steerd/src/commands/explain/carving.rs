@@ -49,7 +49,7 @@ pub(super) fn run(args: &ExplainArgs, read: &Read) -> Result<(), Error> {
         action: effects::written(policy, index.unwrap_or(policy.rules.len())),
         queues,
     };
-    match args.policy.format {
+    match args.policy.printed.format() {
         Format::Json => output::print_json(&packet)?,
         Format::Text => output::print(&packet.text(action))?,
     }
