@@ -19,8 +19,8 @@
 //! let diff = analysis::diff(&policy(53)?, &policy(54)?, &mut |_| {});
 //! // Port 54 is dropped now, port 53 no longer.
 //! assert_eq!(diff.pairs.len(), 2);
-//! let shown = diff.regions[0].witness.fields();
-//! assert!(shown.contains("dst_port = 54"), "{shown}");
+//! let shown = diff.regions[0].witness.to_string();
+//! assert!(shown.contains(":54 udp"), "{shown}");
 //! # Ok::<(), policy::Diagnostics>(())
 //! ```
 #![forbid(unsafe_code)]

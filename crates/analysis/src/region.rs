@@ -67,7 +67,7 @@ pub(super) fn of(dimensions: &Dimensions, product: &Product) -> Region {
     let only = surplus.first().map(|some| {
         words_for(product, &surplus).unwrap_or_else(|| match some.witness(dimensions) {
             Some(other) if !some.is_rough => {
-                format!("only part of it; not of it is, say, {}", other.fields())
+                format!("only part of it; not of it is, say, {other}")
             }
             _ => "only part of it".to_owned(),
         })

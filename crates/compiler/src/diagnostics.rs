@@ -460,9 +460,8 @@ impl<'p> Context<'p> {
                 (remedy.to_owned(), "has too many flows that overlap")
             }
             PriorityCause::Chain { above, below, rules, shared, has_variants } => {
-                let example = shared
-                    .as_ref()
-                    .map_or(String::new(), |packet| format!(", because both match {}", packet.fields()));
+                let example =
+                    shared.as_ref().map_or(String::new(), |packet| format!(", because both match {packet}"));
                 let in_turn = match rules.len() {
                     2 => String::new(),
                     _ => format!("; the chain of such rules is {}", self.shortened_chain(rules)),

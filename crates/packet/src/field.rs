@@ -546,31 +546,35 @@ impl TunnelKey {
         let rows = rows.filter(|row| self.layers.contains(row.header.tunnel_layers()));
         rows.map(|row| (row.field, row.field.in_tunnel(self)))
     }
+
+    /// The MPLS labels from the top, joined by `+`; `None`: there are none.
+    pub fn labels(&self) -> Option<String> {
+        let depth = usize::from(self.mpls_depth).min(self.mpls.len());
+        let labels: Vec<String> = self.mpls[..depth].iter().map(|entry| (entry >> 12).to_string()).collect();
+        (!labels.is_empty()).then(|| labels.join("+"))
+    }
 }
 
 impl DeepKey {
-    /// The fields with their names in the policy language: `src = 192.0.2.1, dst_port = 53`. Values that
-    /// nearly all packets have (no flags, flow label 0) are left out.
+    /// The fields with their names in the policy language: `src=192.0.2.1,protocol=udp,dst_port=53`, those of
+    /// the packet inside a tunnel behind `inner.`. Values that nearly all packets have (no flags, flow label
+    /// 0) are left out.
     pub fn describe(&self) -> String {
         let mut parts = packet_parts(&self.outer, false, true);
         let tunnel = &self.tunnel;
         parts.extend(tunnel.fields().map(|(field, value)| part(field, value)));
-        let depth = usize::from(tunnel.mpls_depth).min(tunnel.mpls.len());
-        if depth > 0 {
-            let labels: Vec<String> =
-                tunnel.mpls[..depth].iter().map(|entry| (entry >> 12).to_string()).collect();
-            parts.push(format!("mpls labels {}", labels.join(" ")));
-        }
+        parts.extend(tunnel.labels().map(|labels| format!("mpls={labels}")));
         if tunnel.layers.contains(TunnelLayers::INNER) {
             let has_ethernet = tunnel.layers.contains(TunnelLayers::INNER_ETHERNET);
-            parts.push(format!("inner {{ {} }}", packet_parts(&tunnel.inner, true, has_ethernet).join(", ")));
+            let inner = packet_parts(&tunnel.inner, true, has_ethernet);
+            parts.extend(inner.iter().map(|part| format!("inner.{part}")));
         }
-        parts.join(", ")
+        parts.join(",")
     }
 }
 
 fn part(field: Field, value: u128) -> String {
-    format!("{} = {}", field.name(), field.text(value))
+    format!("{}={}", field.name(), field.text(value))
 }
 
 fn packet_parts(key: &FlowKey, is_inner: bool, has_ethernet: bool) -> Vec<String> {
@@ -590,12 +594,12 @@ fn packet_parts(key: &FlowKey, is_inner: bool, has_ethernet: bool) -> Vec<String
     let mut parts: Vec<String> = fields.map(|(field, value)| part(field, value)).collect();
     let has = |layer| key.layers.contains(layer);
     if has(Layers::LATER_FRAGMENT) {
-        parts.push("fragment = later".to_owned());
+        parts.push("fragment=later".to_owned());
     } else if has(Layers::FRAGMENT) {
-        parts.push("fragment = first".to_owned());
+        parts.push("fragment=first".to_owned());
     }
     if has(Layers::IP_OPTIONS) {
-        parts.push("ip_options = true".to_owned());
+        parts.push("ip_options=true".to_owned());
     }
     parts
 }
@@ -647,8 +651,8 @@ mod tests {
             .udp(53, 1024)
             .build();
         let text = DeepKey::of(&frame).describe();
-        assert!(text.contains("src = 2001:db8::1, dst = 2001:db8::2, protocol = udp"), "{text}");
-        assert!(text.contains("flow_label = 48879, src_port = 53, dst_port = 1024"), "{text}");
+        assert!(text.contains("src=2001:db8::1,dst=2001:db8::2,protocol=udp"), "{text}");
+        assert!(text.contains("flow_label=48879,src_port=53,dst_port=1024"), "{text}");
     }
 
     #[test]

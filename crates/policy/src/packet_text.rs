@@ -1,25 +1,23 @@
-//! A packet given by fields ("src=10.0.0.1,protocol=udp,dst_port=53") or in hexadecimal, as the key that
-//! policies match: the notation of `explain` and of the tests of a policy.
+//! A packet as text, and the key that policies match: by fields ("src=10.0.0.1,protocol=udp,dst_port=53"), in
+//! the short notation of `short`, or in hexadecimal. `explain` and the tests of a policy read them, and each
+//! packet that is printed is in one of them.
 //!
 //! The fields are the rows of [`FIELDS`]. A frame with the headers that they need is built and parsed; a
 //! field that is not in the parsed packet contradicts the others and is an error. The fields of tunnels are
 //! in `tunnel`.
 
+mod short;
 mod tunnel;
+
+pub use short::short_packet;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use packet::build::FrameBuilder;
 use packet::{
-    DeepKey, EtherType, FIELDS, Field, Flag, FlowKey, Form, Header, IpProtocol, Layers, MacAddr, Row,
-    mac_number,
+    DeepKey, EtherType, FIELDS, Field, Flag, FlowKey, Form, Header, IpProtocol, Layers, Row, mac_number,
 };
 
-/// The default destination: a locally administered address.
-const DEFAULT_DST_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
-const DEFAULT_SRC_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
-/// A segment within a connection.
-const DEFAULT_TCP_FLAGS: u8 = 0x10;
 /// For experiments (RFC 3692).
 const DEFAULT_PROTOCOL: IpProtocol = IpProtocol(253);
 /// Options without effect (RFC 791, No Operation).
@@ -37,6 +35,8 @@ const MORE_FRAGMENTS: u128 = 1;
 const FAMILY: &str = "family";
 const FRAGMENT: &str = "fragment";
 const OPTIONS: &str = "ip_options";
+/// The value of flags of which none is set.
+const NO_FLAGS: &str = "none";
 
 /// The rows of a packet's own headers.
 fn packet_rows() -> impl Iterator<Item = &'static Row> {
@@ -131,9 +131,12 @@ impl<'t> Given<'t> {
         self.value(name, "an ethertype such as arp or 0x88cc")
     }
 
-    /// Flag names joined by +, or their sum.
+    /// Flag names joined by +, their sum, or [`NO_FLAGS`].
     fn flags(&self, name: &str, known: &[Flag]) -> Result<Option<u8>, String> {
         let Some(text) = self.text(name) else { return Ok(None) };
+        if text == NO_FLAGS {
+            return Ok(Some(0));
+        }
         if text.starts_with(|c: char| c.is_ascii_digit()) {
             let most = known.iter().map(|(_, bit)| u32::from(*bit)).sum();
             return Ok(self.number(name, most)?.and_then(|number| u8::try_from(number).ok()));
@@ -201,18 +204,22 @@ impl<'t> Given<'t> {
     }
 }
 
-/// The key of the packet that `text` describes.
+/// The key of the packet that `text` describes, by its fields or in the short notation.
 ///
 /// ```
-/// let key = policy::key_of_fields("dst=192.0.2.53,protocol=udp,dst_port=53")?;
+/// let key = policy::key_of_text("dst=192.0.2.53,protocol=udp,dst_port=53")?;
 /// assert_eq!(key.outer.dst_port, 53);
-/// assert!(policy::key_of_fields("protocol=arp").is_err());
+/// assert_eq!(policy::key_of_text("0.0.0.0:0 > 192.0.2.53:53 udp")?, key);
+/// assert!(policy::key_of_text("protocol=arp").is_err());
 /// # Ok::<(), String>(())
 /// ```
 ///
 /// # Errors
 /// The text is no packet, in one line with a hint where there is one.
-pub fn key_of_fields(text: &str) -> Result<DeepKey, String> {
+pub fn key_of_text(text: &str) -> Result<DeepKey, String> {
+    if short::is_short(text) {
+        return tunnel::deep_key(&Given::read(&short::fields(text)?)?);
+    }
     tunnel::deep_key(&Given::read(text)?)
 }
 
@@ -221,7 +228,7 @@ fn packet_key(given: &Given<'_>) -> Result<FlowKey, String> {
     let version = ip_version(given)?;
     let fields = given.fields(version)?;
     let value = |wanted: Field| fields.iter().find(|(field, ..)| *field == wanted).map(|(.., value)| *value);
-    let mut frame = FrameBuilder::new().ethernet(DEFAULT_DST_MAC, DEFAULT_SRC_MAC);
+    let mut frame = FrameBuilder::new();
     for (field, name, value) in &fields {
         let row = field.row();
         let is_tag = u16::try_from(*value).is_ok_and(|value| EtherType(value).is_vlan_tag());
@@ -256,6 +263,9 @@ fn packet_key(given: &Given<'_>) -> Result<FlowKey, String> {
         if is_implied { frame } else { frame.set(*field, *value) }
     });
     let key = FlowKey::of(&frame.build());
+    if given.text(FRAGMENT).is_some_and(|text| text != "none") && !key.layers.contains(Layers::FRAGMENT) {
+        return Err(format!("{FRAGMENT}: behind another extension header the fragment header is not read"));
+    }
     let is_ipv6_fragment = version == Some(IpVersion::V6) && key.protocol == IpProtocol::FRAGMENT.0;
     for (field, name, value) in &fields {
         // A fragment has the flag "more fragments" in addition to the given ones.
@@ -368,7 +378,7 @@ fn network(
         }
         (None, None) => frame.protocol(default),
         (Some(number), _) => match (IpProtocol(u8::try_from(number).unwrap_or(u8::MAX)), version) {
-            (IpProtocol::TCP, _) => frame.tcp(0, 0, DEFAULT_TCP_FLAGS),
+            (IpProtocol::TCP, _) => frame.tcp(0, 0, short::USUAL_TCP_FLAGS),
             (IpProtocol::UDP, _) => frame.udp(0, 0),
             (IpProtocol::ICMP, IpVersion::V4) | (IpProtocol::ICMPV6, IpVersion::V6) => frame.icmp_echo(0, 0),
             (other, _) => frame.protocol(other),

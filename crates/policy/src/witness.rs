@@ -6,6 +6,8 @@ use std::fmt;
 use packet::DeepKey;
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
+use crate::packet_text::short_packet;
+
 /// An example packet for a finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Witness {
@@ -20,12 +22,6 @@ impl Witness {
         DeepKey::of(&self.frame)
     }
 
-    /// The header fields by the keys of the language.
-    #[must_use]
-    pub fn fields(&self) -> String {
-        self.key().describe()
-    }
-
     /// The frame in hexadecimal.
     #[must_use]
     pub fn hex(&self) -> String {
@@ -33,19 +29,20 @@ impl Witness {
     }
 }
 
-/// An object with the header fields and the frame in hexadecimal, both strings.
+/// An object with the header fields, as `explain --packet` takes them, and the frame in hexadecimal, both
+/// strings.
 impl Serialize for Witness {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut witness = serializer.serialize_struct("Witness", 2)?;
-        witness.serialize_field("fields", &self.fields())?;
+        witness.serialize_field("fields", &self.key().describe())?;
         witness.serialize_field("frame", &self.hex())?;
         witness.end()
     }
 }
 
-/// The header fields by the keys of the language, then the frame in hexadecimal.
+/// The packet in the short notation.
 impl fmt::Display for Witness {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} [{}]", self.fields(), self.hex())
+        f.write_str(&short_packet(&self.key()))
     }
 }

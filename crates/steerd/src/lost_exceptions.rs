@@ -42,7 +42,7 @@ fn refused(policy: &Policy, program: &Program, lost: &LostException) -> Diagnost
         "packets that `{}` leaves to the kernel are lost: {} take them, and a worker cannot give them back, for example {}",
         name(program, lost.rule),
         taken_by.flows(),
-        lost.witness.fields()
+        lost.witness
     );
     let hint = format!("{}: {} (`steerd check` shows more), or {REMEDIES}", taken_by.reason, taken_by.remedy);
     place(policy, lost.taken_by, lost.rule).error(message, "the host would not see these").hint(hint)

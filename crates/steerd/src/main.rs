@@ -9,7 +9,6 @@ mod carving;
 mod cli;
 mod commands;
 mod daemon;
-mod describe;
 mod effects;
 mod hardware_report;
 mod lost_exceptions;

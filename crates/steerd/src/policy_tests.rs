@@ -27,7 +27,7 @@ use serde::Serialize;
 
 use crate::terminal::numbers::{counted, number};
 use crate::traffic::UnreadableCapture;
-use crate::{describe, effects, policy_file};
+use crate::{effects, policy_file};
 pub(crate) use requirement::RequiredTests;
 use wish::Wish;
 
@@ -110,7 +110,7 @@ fn is_of_device(test: &PolicyTest) -> bool {
 pub(crate) fn title(test: &PolicyTest) -> String {
     let own = test.name.clone();
     own.unwrap_or_else(|| match &test.packets {
-        TestedPackets::Packet(key) => describe::describe(key),
+        TestedPackets::Packet(key) => policy::short_packet(key),
         TestedPackets::Every(matches) => format!("every {}", analysis::match_text(matches)),
         TestedPackets::Capture(file) => format!("capture {}", file.display()),
     })
@@ -276,7 +276,7 @@ impl<'p> TestBench<'p> {
                         "{} fails: {} decides {}, and {}",
                         named(test),
                         decided(policy, test, taken_by.index()),
-                        describe::witness(&witness),
+                        witness,
                         wish.wanted
                     );
                     failures.push(wish.place.error(message, "expected here of every packet").hint(HINT));
@@ -307,7 +307,7 @@ impl<'p> TestBench<'p> {
                     "{} fails: the policy leaves {} to the host, but on this device a worker receives it and cannot give it \
                      back",
                     named(test),
-                    describe::witness(&missed.witness)
+                    missed.witness
                 );
                 let hint = "`steerd explain` names the flow that takes it";
                 Some(host.place.error(message, "expected here of every packet").hint(hint))

@@ -8,7 +8,6 @@ use policy::protect::ProtectedMatch;
 use policy::{Diagnostic, Policy};
 use program::{DEFAULT_RULE, Match, Predicate, Program, RangeSet};
 
-use crate::describe;
 use crate::lost_exceptions::{TakenReason, taken_reason};
 
 /// The longest match that a remedy quotes, in bytes.
@@ -58,10 +57,8 @@ pub(crate) fn warning(policy: &Policy) -> Option<Diagnostic> {
     if kinds.is_empty() {
         return None;
     }
-    let examples: Vec<String> = kinds
-        .iter()
-        .map(|(kind, witness)| format!("{} (for example {})", kind.title, describe::witness(witness)))
-        .collect();
+    let examples: Vec<String> =
+        kinds.iter().map(|(kind, witness)| format!("{} (for example {})", kind.title, witness)).collect();
     let message = format!(
         "the host receives none of these packets, because no rule leaves them to it and the default is \"{default}\": {}",
         examples.join("; ")
@@ -101,7 +98,7 @@ fn taken_by_policy(policy: &Policy, protected: &ProtectedMatch, missed: &Missed)
     let message = format!(
         "{taker} takes packets that [protect] leaves to the host by {}, for example {}",
         listed_as(protected),
-        missed.witness.fields()
+        missed.witness
     );
     let matches = analysis::match_text(&matched_by_devices(&protected.matches));
     let remedy = match matches.len() {
@@ -142,7 +139,7 @@ fn taken_on_device(
         "packets that [protect] leaves to the host by {} miss it on this device: {flows} take them, and a worker \
          cannot give them back, for example {}",
         listed_as(protected),
-        missed.witness.fields()
+        missed.witness
     );
     let hint = format!(
         "{reason}: narrow `{later}` by keys that the device matches until it does not match them (`steerd check` shows \

@@ -293,7 +293,7 @@ pub(crate) const TOP_FLOWS_MAX: usize = 100;
 /// A flow of a sink.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct TopFlowState {
-    /// `udp 192.0.2.1:53 > 198.51.100.7:4242`; or the EtherType and the MAC addresses.
+    /// The flow in the short notation of packets: `192.0.2.1:53 > 198.51.100.7:4242 udp`.
     pub(crate) flow: String,
     /// The packets of the flow, or up to `error` more.
     pub(crate) packets: u64,

@@ -381,6 +381,6 @@ fn extension_headers_inside_tunnels_are_not_skipped() {
         let inner = key.tunnel.inner;
         assert_eq!((inner.layers, inner.extended), (Layers::IPV6, ExtendedKey::default()));
         let text = key.describe();
-        assert!(text.contains("protocol = hop_by_hop") && !text.contains("ext_"), "{text}");
+        assert!(text.contains("protocol=hop_by_hop") && !text.contains("ext_"), "{text}");
     }
 }

@@ -22,8 +22,8 @@ impl HeaderStack {
     /// let udp = HeaderStack::all()[1];
     /// let port = Coordinate::Field(Field::DstPort, Level::Outer);
     /// let frame = udp.frame(0, |number| if number == port { 53 } else { udp.usual(0, number) });
-    /// assert!(DeepKey::of(&frame).describe().contains("protocol = udp"));
-    /// assert!(DeepKey::of(&frame).describe().contains("dst_port = 53"));
+    /// assert!(DeepKey::of(&frame).describe().contains("protocol=udp"));
+    /// assert!(DeepKey::of(&frame).describe().contains("dst_port=53"));
     /// ```
     pub fn frame(&self, outer_tags: u8, value: impl Fn(Coordinate) -> u128) -> Vec<u8> {
         Values { stack: self, outer_tags, value }.builder().build()

@@ -2,16 +2,16 @@
 //! carry a tunnel are implied as in policies; a packet has at most one tunnel.
 
 use packet::{
-    BOTTOM_OF_STACK, DeepKey, EtherType, FlowKey, GRE_FLAGS, GRE_HAS_KEY, Header, Layers, MAX_MPLS_LABELS,
-    MacAddr, TunnelKey, TunnelLayers,
+    BOTTOM_OF_STACK, DeepKey, EtherType, ExtendedKey, FlowKey, GRE_FLAGS, GRE_HAS_KEY, Header, Layers,
+    MAX_MPLS_LABELS, MacAddr, TunnelKey, TunnelLayers,
 };
 
-use super::{Given, ipv6_names, packet_key};
+use super::{Given, ipv6_names, names_of as names_of_packet, packet_key};
 
 /// The prefix of the inner packet's fields.
 pub(super) const INNER: &str = "inner.";
 /// The label stack, which is not a field of the table.
-const LABELS: &str = "mpls";
+pub(super) const LABELS: &str = "mpls";
 /// The default protocol in GRE: for experiments (IEEE 802).
 const EXPERIMENTAL: EtherType = EtherType(0x88b5);
 /// Transparent Ethernet bridging.
@@ -68,6 +68,9 @@ pub(super) fn deep_key(given: &Given<'_>) -> Result<DeepKey, String> {
     let outer = packet_key(&outer)?;
     if outer.layers.contains(Layers::LATER_FRAGMENT) {
         return Err("fragment: a later fragment shows no tunnel".into());
+    }
+    if outer.has_extension_headers() {
+        return Err("fragment: a tunnel behind an IPv6 extension header is not read".into());
     }
     let inner = if inside.0.is_empty() { None } else { Some(packet_key(&inside)?) };
     let mut tunnel = headers(given, kind, inner.as_ref(), &inside)?;
@@ -216,8 +219,13 @@ fn put_inside(tunnel: &mut TunnelKey, kind: Kind, inner: FlowKey, inside: &Given
     }
     let has_ethernet =
         kind == Kind::Vxlan || (kind == Kind::Gre && EtherType(tunnel.gre_protocol) == ETHERNET_IN_GRE);
+    if let Some(name) = inside.any(&names_of_packet(Header::is_extended)) {
+        return Err(format!("inner.{name}: extension headers of the packet inside are not read"));
+    }
     tunnel.layers |= TunnelLayers::INNER;
     tunnel.inner = inner;
+    tunnel.inner.extended = ExtendedKey::default();
+    tunnel.inner.layers -= Layers::EXTENDED_TCP | Layers::EXTENDED_UDP | Layers::EXTENDED_ICMPV6;
     if has_ethernet {
         tunnel.layers |= TunnelLayers::INNER_ETHERNET;
         return Ok(());
@@ -240,14 +248,14 @@ fn put_inside(tunnel: &mut TunnelKey, kind: Kind, inner: FlowKey, inside: &Given
 mod tests {
     use std::net::IpAddr;
 
-    use super::super::key_of_fields;
+    use super::super::key_of_text;
     use super::*;
     use packet::build::{FrameBuilder, mpls_label};
 
     fn ends(builder: FrameBuilder, net: u8) -> FrameBuilder {
         let mac = |last| MacAddr([2, 0, 0, 0, 0, last]);
         let address = |last| IpAddr::from([10, net, 0, last]);
-        builder.ethernet(mac(1), mac(2)).ip(address(1), address(2))
+        builder.ethernet(mac(2), mac(1)).ip(address(1), address(2))
     }
 
     fn inside() -> FrameBuilder {
@@ -266,24 +274,24 @@ mod tests {
             (outer().gre(EtherType::IPV4, Some(7), &inside().build_packet()), "gre_key=7"),
             (
                 outer().gre(ETHERNET_IN_GRE, None, &inside().build()),
-                "gre_protocol=0x6558,inner.dst_mac=02:00:00:00:00:01",
+                "gre_protocol=0x6558,inner.dst_mac=02:00:00:00:00:02",
             ),
             (outer().ip_in_ip(&inside().build_packet()), "ttl=64"),
         ];
         for (frame, fields) in frames {
             let text = format!("{OUTSIDE},{fields},{INSIDE}");
-            assert_eq!(key_of_fields(&text), Ok(DeepKey::of(&frame.build())), "{text}");
+            assert_eq!(key_of_text(&text), Ok(DeepKey::of(&frame.build())), "{text}");
         }
         let mac = |last| MacAddr([2, 0, 0, 0, 0, last]);
         let labels = [mpls_label(100, 0) | 64, mpls_label(200, 0) | 64];
-        let frame = FrameBuilder::new().ethernet(mac(1), mac(2)).mpls(&labels, &inside().build_packet());
+        let frame = FrameBuilder::new().ethernet(mac(2), mac(1)).mpls(&labels, &inside().build_packet());
         let key = DeepKey::of(&frame.build());
-        let made = key_of_fields(&format!("mpls=100+200,{INSIDE}")).expect("key");
+        let made = key_of_text(&format!("mpls=100+200,{INSIDE}")).expect("key");
         let numbers = |key: &DeepKey| key.tunnel.mpls.map(|entry| (entry >> 12, entry & BOTTOM_OF_STACK));
         assert_eq!((made.outer, made.tunnel.inner), (key.outer, key.tunnel.inner));
         assert_eq!((made.tunnel.layers, numbers(&made)), (key.tunnel.layers, numbers(&key)));
         let frame = outer().esp(0x1000, 5, &[0; 16]);
         let text = format!("{OUTSIDE},esp_spi=0x1000,esp_seq=5");
-        assert_eq!(key_of_fields(&text), Ok(DeepKey::of(&frame.build())));
+        assert_eq!(key_of_text(&text), Ok(DeepKey::of(&frame.build())));
     }
 }

@@ -6,7 +6,7 @@ use packet::DeepKey;
 use program::DEFAULT_RULE;
 
 use crate::keys;
-use crate::packet_text::{frame_of_hex, key_of_fields};
+use crate::packet_text::{frame_of_hex, key_of_text};
 use crate::policy::{DEFAULT_MULTICAST, Direction, MAX_TESTS, MAX_WORKER, RuleDefinition};
 use crate::policy_test::{
     CountedPackets, Expectation, Expected, ExpectedAction, ExpectedCount, ExpectedRule, PolicyTest,
@@ -178,7 +178,7 @@ impl TestReader<'_> {
     /// One packet, by its fields or in hexadecimal.
     fn packet(&mut self, key: &str, value: &Value<'_>) -> Option<DeepKey> {
         let text = self.reader.string(value, &format!("`{key}`"))?;
-        let read = if key == "packet" { key_of_fields(text) } else { key_of_frame(text) };
+        let read = if key == "packet" { key_of_text(text) } else { key_of_frame(text) };
         match read {
             Ok(key) => Some(key),
             Err(problem) => {

@@ -362,7 +362,7 @@ impl Checked {
             (None, None) => self.report.shares.as_ref()?.all.hybrid_percent()?,
         };
         (percent > most)
-            .then(|| format!("packets that workers decide: {percent:.1} %, {most} % allowed (denied)"))
+            .then(|| format!("packets that workers decide: {percent:.1}%, {most}% allowed (denied)"))
     }
 
     /// The names of the rules whose packets a sink gets.

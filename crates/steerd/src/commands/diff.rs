@@ -8,10 +8,10 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::slice::Iter;
 
-use analysis::{Change, Diff, Effect, GroupChange, Names, PairSummary};
+use analysis::{Change, Diff, Effect, GroupChange, Names, PairSummary, ShareChange};
 use device_model::DeviceModel;
 use policy::policy::Direction;
-use policy::{Diagnostics, Policy, Source};
+use policy::{Diagnostics, Policy, Source, Witness};
 use reports::{Decided, RuleReport};
 use serde::Serialize;
 
@@ -19,11 +19,10 @@ use super::target;
 use crate::api::model::PolicyText;
 use crate::cli::{Cli, DiffArgs, Format};
 use crate::commands::{Error, Outcome, client};
-use crate::describe;
 use crate::policy_diff::{self, Report, sinks};
 use crate::policy_file::{self, PolicyErrors};
 use crate::settings::PolicySource;
-use crate::terminal::numbers::{counted, number};
+use crate::terminal::numbers::{counted, number, percent, shares};
 use crate::terminal::output::{self, Progress};
 use crate::terminal::style::{Colors, Style};
 use crate::terminal::table::Grid;
@@ -203,7 +202,7 @@ impl Page<'_> {
         if is_exact || self.all {
             for change in told {
                 let _ = writeln!(out, "  {sent}{}", change.region);
-                self.example(&describe::witness(&change.witness), out);
+                self.example(&change.witness, out);
             }
             return false;
         }
@@ -214,11 +213,11 @@ impl Page<'_> {
             let verb = if pair.but_for.count == 1 { "takes" } else { "take" };
             let _ = writeln!(out, "      except packets that {} {verb} first", names(&pair.but_for));
         }
-        self.example(&describe::witness(&pair.witness), out);
+        self.example(&pair.witness, out);
         true
     }
 
-    fn example(&self, packet: &str, out: &mut String) {
+    fn example(&self, packet: &Witness, out: &mut String) {
         let _ = writeln!(out, "      {}", self.colors.text(Style::Dim, &format!("e.g. {packet}")));
     }
 
@@ -237,9 +236,13 @@ fn group(change: &GroupChange) -> String {
     for key in &change.changes {
         grid.row(vec![key.key.to_owned(), key.before.clone(), key.after.clone()]);
     }
-    let percent = |share: f64| format!("{:.1}%", 100.0 * share);
-    for share in &change.shares {
-        grid.row(vec![format!("worker {}", share.worker), percent(share.before), percent(share.after)]);
+    let column = |of: fn(&ShareChange) -> f64| {
+        let parts: Vec<f64> = change.shares.iter().map(of).collect();
+        shares(&parts, parts.iter().sum(), 1)
+    };
+    let columns = column(|share| share.before).into_iter().zip(column(|share| share.after));
+    for (share, (before, after)) in change.shares.iter().zip(columns) {
+        grid.row(vec![format!("worker {}", share.worker), before, after]);
     }
     let moved = match change.moved {
         None => "the hashes differ: any connection may move to another worker".to_owned(),
@@ -440,7 +443,7 @@ mod tests {
         assert_eq!(shortened(short), short);
         let ports: Vec<String> = (0..1200).map(|port| (2 * port).to_string()).collect();
         let long = format!("{{ src = [\"a\", {{ not = [{}] }}], dst_port = 1 }}", ports.join(", "));
-        let expected = "{ src = [\"a\", { not = [0, 2, 4, 6, 8, 10, and 1 194 more] }], dst_port = 1 }";
+        let expected = "{ src = [\"a\", { not = [0, 2, 4, 6, 8, 10, and 1194 more] }], dst_port = 1 }";
         assert_eq!(shortened(&long), expected);
     }
 }

@@ -46,7 +46,7 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Error> {
 /// The packet of the arguments.
 fn key_of(args: &ExplainArgs) -> Result<DeepKey, Error> {
     let key = match (&args.packet, &args.hex) {
-        (Some(fields), _) => policy::key_of_fields(fields),
+        (Some(fields), _) => policy::key_of_text(fields),
         (None, Some(hex)) => policy::frame_of_hex(hex).and_then(|frame| whole(&frame)),
         (None, None) => Err("no packet is given".into()),
     };

@@ -98,7 +98,7 @@ pub(crate) fn text(name: &str, report: &PlanReport) -> String {
     if let Some(share) = report.touched_share {
         let _ = writeln!(
             text,
-            "packets   {:.1} % of those counted so far are of rules that are removed or changed",
+            "packets   {:.1}% of those counted so far are of rules that are removed or changed",
             100.0 * share
         );
     }
@@ -162,7 +162,7 @@ mod tests {
             ..PlanReport::default()
         };
         let text = text("p.toml", &report);
-        for line in ["3.1 % of those counted", "at most 15 280 at once", "4 of them for flows: about 1 ms"] {
+        for line in ["3.1% of those counted", "at most 15280 at once", "4 of them for flows: about 1 ms"] {
             assert!(text.contains(line), "{text}");
         }
     }

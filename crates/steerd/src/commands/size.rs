@@ -17,7 +17,6 @@ use serde::Serialize;
 use super::target::Target;
 use crate::cli::{Format, SizeArgs};
 use crate::commands::Error;
-use crate::describe;
 use crate::policy_file::{self, PolicyErrors};
 use crate::settings::Traffic;
 use crate::terminal::output;
@@ -261,7 +260,7 @@ fn group_answer(group: &Group, traffic: &GroupTraffic, load: &Load, consecutive:
         of_worker_share: share(*packets) * workers,
         unhashed: input.is_empty(),
         packet: traffic.flows.get(input).map_or_else(String::new, |flow| {
-            describe::describe(&DeepKey { outer: flow.first, ..DeepKey::default() })
+            policy::short_packet(&DeepKey { outer: flow.first, ..DeepKey::default() })
         }),
     });
     let workers_of = |(worker, amount): (&WorkerId, &Amount)| Share {

@@ -18,7 +18,7 @@ use verbs::SYSFS_DEVICES;
 use wire::AF_XDP_MAX_QUEUES;
 
 use crate::settings::{AUTO_DEVICE, Settings, SoftNicMode};
-use crate::terminal::numbers::counted;
+use crate::terminal::numbers::{counted, percent};
 pub(crate) use cores::CoreSet;
 pub(crate) use vectors::completion_vectors;
 
@@ -240,7 +240,7 @@ impl InterfacePlacement {
                     entries.map(|(_, entries)| f64::from(*entries)).sum::<f64>()
                 };
                 let missed = sum(&mut rss.range(most..)) / sum(&mut rss.iter()).max(1.0);
-                format!("they have {:.1} % of the RSS table", 100.0 * missed)
+                format!("they have {} of the RSS table", percent(missed))
             }
         };
         let name = &self.interface;

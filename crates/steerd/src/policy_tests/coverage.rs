@@ -192,14 +192,14 @@ fn proposal(bench: &TestBench<'_>, rule: usize, direction: Direction, witness: &
 fn packet_line(witness: &Witness, is_decided: &dyn Fn(&DeepKey) -> bool) -> String {
     let key = witness.key();
     let is_same = |fields: &[&str]| {
-        policy::key_of_fields(&fields.join(",")).is_ok_and(|read| {
+        policy::key_of_text(&fields.join(",")).is_ok_and(|read| {
             let mut same = read;
             (same.outer.src_mac, same.outer.dst_mac) = (key.outer.src_mac, key.outer.dst_mac);
             same == key && is_decided(&read)
         })
     };
-    let described = key.describe().replace(" = ", "=");
-    let mut fields: Vec<&str> = described.split(", ").collect();
+    let described = key.describe();
+    let mut fields: Vec<&str> = described.split(',').collect();
     if !is_same(&fields) {
         return format!("frame = \"{}\"", witness.hex());
     }

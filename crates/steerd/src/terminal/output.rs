@@ -165,7 +165,7 @@ impl Drop for Progress {
 
 fn line(at: analysis::Progress, seconds: u64) -> String {
     let percent = (at.done * 100).checked_div(at.total).unwrap_or(100);
-    format!("{} {} of {} ({percent} %), {seconds} s", at.stage, at.done, at.total)
+    format!("{} {} of {} ({percent}%), {seconds} s", at.stage, at.done, at.total)
 }
 
 #[cfg(test)]
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn texts_of_others_do_not_reach_the_terminal_as_commands() {
-        assert_eq!(plain("a scan, 3 %: \u{e4}"), "a scan, 3 %: \u{e4}");
+        assert_eq!(plain("a scan, 3%: \u{e4}"), "a scan, 3%: \u{e4}");
         assert_eq!(plain("\u{1b}]0;x\u{7}\nroot: ok"), "\\u{1b}]0;x\\u{7}\\nroot: ok");
         assert_eq!(plain("\u{9b}2J\u{202e}x"), "\\u{9b}2J\\u{202e}x");
     }
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn the_line_shows_the_progress() {
         let at = |done, total| analysis::Progress { stage: "rules", done, total };
-        assert_eq!(line(at(250, 1000), 3), "rules 250 of 1000 (25 %), 3 s");
-        assert_eq!(line(at(0, 0), 1), "rules 0 of 0 (100 %), 1 s");
+        assert_eq!(line(at(250, 1000), 3), "rules 250 of 1000 (25%), 3 s");
+        assert_eq!(line(at(0, 0), 1), "rules 0 of 0 (100%), 1 s");
     }
 }

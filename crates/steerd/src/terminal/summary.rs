@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::cli::Format;
 use crate::rates::PerSecond;
 use crate::state::{RuleState, State};
-use crate::terminal::numbers::{bytes, counted, duration, known, number};
+use crate::terminal::numbers::{bytes, counted, duration, known, number, shares};
 use crate::terminal::output::{self, OutputError};
 use crate::terminal::table::{Chosen, Grid, dropped_log_lines, losses, rules_table, sinks, workers_table};
 
@@ -66,9 +66,10 @@ fn profile(state: &State) -> String {
     let mut out = String::new();
     for thread in state.profile.iter().flatten() {
         let mut grid = Grid::new(&[&format!("time of {}", thread.thread), "share", "ns/packet"]);
-        for stage in &thread.stages {
+        let parts: Vec<f64> = thread.stages.iter().map(|stage| stage.share).collect();
+        for (stage, share) in thread.stages.iter().zip(shares(&parts, parts.iter().sum(), 1)) {
             let each = stage.ns_per_packet.map_or_else(|| "-".into(), |ns| format!("{ns:.1}"));
-            grid.row(vec![stage.stage.clone(), format!("{:.1} %", stage.share * 100.0), each]);
+            grid.row(vec![stage.stage.clone(), share, each]);
         }
         out.push_str(&format!("\n{}", grid.text()));
     }
@@ -177,7 +178,7 @@ mod tests {
         let text = text(&scene(), Duration::from_secs(2));
         for part in [
             "received by ports",
-            "1 500",
+            "1500",
             "scan (earlier)",
             "lost: none",
             "\npacket accounting matches\n",
@@ -194,7 +195,7 @@ mod tests {
         state.ports[0].counters.as_mut().expect("counted").passed_packets = 1234;
         let text = text(&state, Duration::from_secs(2));
         assert!(
-            text.ends_with("matches\nbesides, the XDP program left 1 234 packets to the kernel\n"),
+            text.ends_with("matches\nbesides, the XDP program left 1234 packets to the kernel\n"),
             "{text}"
         );
     }
@@ -213,7 +214,7 @@ mod tests {
         state.profile =
             Some(vec![ThreadProfile { thread: "worker 0".into(), stages, ..ThreadProfile::default() }]);
         let text = text(&state, Duration::from_secs(2));
-        for part in ["time of worker 0", "25.0 %", "4.3", "75.0 %"] {
+        for part in ["time of worker 0", "25.0%", "4.3", "75.0%"] {
             assert!(text.contains(part), "no {part:?} in\n{text}");
         }
     }

@@ -11,7 +11,7 @@ use crate::outcome::PacketOutcome;
 use crate::port_counters::PortCounters;
 use crate::rates::{self, PerSecond};
 use crate::state::{Reasons, RuleState, SinkState, State, WorkerState};
-use crate::terminal::numbers::{bytes, duration, known, number, rate, scaled};
+use crate::terminal::numbers::{bytes, duration, known, number, rate, scaled, shares};
 
 /// The number of dropped log lines, if there are any.
 pub(crate) fn dropped_log_lines(state: &State) -> String {
@@ -92,17 +92,16 @@ fn busiest<'s, T>(all: &'s [T], lines: usize, load: impl Fn(&T) -> (f64, u64)) -
 const REGIMES: [&str; 4] = ["idle", "poll", "classify", "sink"];
 
 /// The parts of the workers' time in percent, by regime; dashes if no time is known.
-fn regimes(nanoseconds: impl Fn(&str) -> f64) -> [String; 4] {
+fn regimes(nanoseconds: impl Fn(&str) -> f64) -> Vec<String> {
     let parts = REGIMES.map(nanoseconds);
-    let whole: f64 = parts.iter().sum();
-    parts.map(|part| if whole > 0.0 { format!("{:.0} %", part / whole * 100.0) } else { "-".into() })
+    shares(&parts, parts.iter().sum(), 0)
 }
 
 /// The median and the 99th percentile of a worker's latency: `1.2 us, 8.1 us`.
 fn latency(worker: &WorkerState) -> String {
     let known = worker.latency.as_ref().and_then(|latency| Some((latency.p50_ns?, latency.p99_ns?)));
     #[allow(clippy::cast_precision_loss)]
-    let text = |ns: u64| scaled(ns as f64, 1000.0, &[" ns", " us", " ms", " s"]);
+    let text = |ns: u64| scaled(ns as f64, 1000.0, &["ns", "us", "ms", "s"]);
     known.map_or_else(|| "-".into(), |(p50, p99)| format!("{}, {}", text(p50), text(p99)))
 }
 
@@ -424,7 +423,7 @@ mod tests {
             ..WorkerState::default()
         }];
         let text = live(&state, &PerSecond::default(), 24);
-        assert!(text.contains("1 234"), "{text}");
+        assert!(text.contains("1234"), "{text}");
         assert!(!text.contains("then"), "{text}");
         assert!(text.contains("lost: unknown_tag 2\n"), "{text}");
     }
@@ -459,10 +458,10 @@ mod tests {
         let state = State { sinks: vec![sink], rules: vec![rule], degraded, ..State::default() };
         let text = live(&state, &PerSecond::default(), 24);
         let row = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap_or("").to_owned();
-        assert!(row("rule").ends_with("policed") && row("web").ends_with(" 1 268"), "{text}");
-        assert!(row("web").contains(" 1 820 "), "{text}");
-        assert!(row("files (loses all)").ends_with("disk_full 12 000, sampled 4"), "{text}");
-        assert!(text.contains("lost: sink files: disk_full 12 000\n"), "{text}");
+        assert!(row("rule").ends_with("policed") && row("web").ends_with(" 1268"), "{text}");
+        assert!(row("web").contains(" 1820 "), "{text}");
+        assert!(row("files (loses all)").ends_with("disk_full 12000, sampled 4"), "{text}");
+        assert!(text.contains("lost: sink files: disk_full 12000\n"), "{text}");
         assert!(text.contains("\ndegraded: sink `files`"), "{text}");
     }
 
@@ -479,12 +478,12 @@ mod tests {
         state.uptime_seconds = 2.0;
         state.workers[0].regimes_ns = times(1_250_000_000, 300_000_000, 50_000_000, 400_000_000);
         let text = live(&state, &rates.update(&state), 24);
-        assert!(text.contains("25 %  30 %       5 %  40 %"), "{text}");
-        assert!(live(&state, &first, 24).contains("100 %   0 %"), "{text}");
+        assert!(text.contains("25%   30%        5%   40%"), "{text}");
+        assert!(live(&state, &first, 24).contains("100%    0%"), "{text}");
         assert!(!text.contains("p99"), "{text}");
         let measured = LatencyState { p50_ns: Some(1216), p99_ns: Some(8_191), ..LatencyState::default() };
         state.workers[0].latency = Some(measured);
-        assert!(live(&state, &PerSecond::default(), 24).contains("1.22 us, 8.19 us"), "{text}");
+        assert!(live(&state, &PerSecond::default(), 24).contains("1.22us, 8.19us"), "{text}");
     }
 
     #[test]
@@ -504,7 +503,7 @@ mod tests {
         let text = live(&state, &rates, 24);
         let row = text.lines().find(|line| line.starts_with("softnic1 port 1")).expect("its row");
         let words: Vec<&str> = row.split_whitespace().collect();
-        assert_eq!(words[3..], ["(stalled)", "(down)", "null", "1", "234", "0", "B", "0", "617"], "{text}");
+        assert_eq!(words[3..], ["(stalled)", "(down)", "null", "1234", "0B", "0", "617"], "{text}");
     }
 
     /// Rules and workers that do not fit are summed; losses are always shown.
@@ -571,7 +570,7 @@ mod tests {
     fn numbers_are_right_aligned() {
         let mut grid = Grid::new(&["rule", "packets"]);
         grid.row(vec!["a".into(), "1".into()]);
-        grid.row(vec!["longer".into(), "1 000 000".into()]);
-        assert_eq!(grid.text(), "rule      packets\na               1\nlonger  1 000 000\n");
+        grid.row(vec!["longer".into(), "1000000".into()]);
+        assert_eq!(grid.text(), "rule    packets\na             1\nlonger  1000000\n");
     }
 }

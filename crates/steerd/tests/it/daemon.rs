@@ -658,7 +658,7 @@ fn the_summary_has_sizes_flows_latency_and_the_time_of_workers() {
     let sizes = &sink["packet_sizes"];
     assert_eq!((&sizes["at_most"][0][1], &sizes["sum"]), (&5000.into(), &(5000 * 46).into()), "{sizes}");
     let flow = serde_json::json!([{
-        "flow": "udp 10.0.0.1:1 > 10.0.0.2:53", "packets": 5000, "error": 0, "bytes": 5000 * 42,
+        "flow": "10.0.0.1:1 > 10.0.0.2:53 udp", "packets": 5000, "error": 0, "bytes": 5000 * 42,
     }]);
     assert_eq!(sink["top_flows"], flow);
     let latency = &worker["latency"];

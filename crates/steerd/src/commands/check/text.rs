@@ -13,7 +13,6 @@ use xdp::ClaimReport;
 use super::interface::{DecidedPackets, DecidedTraffic, OnInterface};
 use super::{Checked, names};
 use crate::daemon::placement::Placement;
-use crate::describe;
 use crate::terminal::numbers::{bytes, counted, duration, number};
 use crate::terminal::style::{Layout, Style};
 use crate::terminal::table::Grid;
@@ -120,7 +119,7 @@ fn kinds(checked: &Checked, analysis: &Analysis) -> [Kind; 5] {
                 shadowed.add(format!("{this}: no packet meets all of its keys together"));
             }
             (Reach::Reached(witness), Need::Redundant) => {
-                let packet = describe::witness(witness);
+                let packet = witness;
                 redundant.add(format!("{this}: without it every packet is treated the same, e.g. {packet}"));
             }
             _ => {}
@@ -130,7 +129,7 @@ fn kinds(checked: &Checked, analysis: &Analysis) -> [Kind; 5] {
             continue;
         }
         let pair = |pair: &Pair, words: &str| {
-            format!("{this} {words} {}: {}", place(checked, pair.earlier), describe::witness(&pair.witness))
+            format!("{this} {words} {}: {}", place(checked, pair.earlier), pair.witness)
         };
         for found in &rule.conflicts.listed {
             match found.relation {
@@ -319,7 +318,7 @@ fn decided_traffic(checked: &Checked, traffic: &DecidedTraffic, has_filters: boo
     let rules = rules.map(|(index, decided)| (checked.rule_name(RuleId::of(index)), decided));
     for (name, decided) in rules.chain([("all", &traffic.all)]) {
         let DecidedPackets { packets, nic, xdp_program, engine, worker, host } = *decided;
-        let percent = |part: u64| format!("{:.1} %", 100.0 * part as f64 / packets.max(1) as f64);
+        let percent = |part: u64| format!("{:.1}%", 100.0 * part as f64 / packets.max(1) as f64);
         let shares = [xdp_program, engine, worker, host, nic].map(percent);
         grid.row([name.to_owned(), number(packets)].into_iter().chain(shares).take(columns).collect());
     }
@@ -390,7 +389,7 @@ fn shares(report: &Report, layout: Layout) -> String {
     let Some(percent) = all.hybrid_percent().filter(|percent| *percent > 0.0) else { return String::new() };
     let drawn = counted(all.packets, "packet", "packets");
     let title = format!(
-        "decided in hardware: {:.1} % of {drawn} drawn from the rules; workers compare the others with {:.1} rules on \
+        "decided in hardware: {:.1}% of {drawn} drawn from the rules; workers compare the others with {:.1} rules on \
          average; expected {:.0} ns of a worker per packet",
         100.0 - percent,
         all.comparisons_per_packet(),
@@ -404,12 +403,9 @@ fn shares(report: &Report, layout: Layout) -> String {
     rules.sort_by(|(one, _), (other, _)| other.total_cmp(one));
     for (percent, rule) in rules.iter().take(SHOWN_FINDINGS) {
         let Some(share) = &rule.share else { continue };
-        let example = share
-            .example
-            .as_ref()
-            .map_or_else(String::new, |packet| format!(", e.g. {}", describe::witness(packet)));
+        let example = share.example.as_ref().map_or_else(String::new, |packet| format!(", e.g. {}", packet));
         let words = format!(
-            "{:.0} % in hardware, {:.1} rules compared{example}",
+            "{:.0}% in hardware, {:.1} rules compared{example}",
             100.0 - percent,
             share.comparisons_per_packet()
         );
@@ -454,7 +450,7 @@ fn counted_packets(checked: &Checked, layout: Layout) -> String {
     let title = format!("of the {} that the daemon has counted", counted(share.packets, "packet", "packets"));
     let mut out = format!("\n{}\n", layout.text(Style::Heading, &title));
     let words = match share.in_hardware_percent {
-        Some(percent) => format!("about {percent:.1} % would be decided in hardware"),
+        Some(percent) => format!("about {percent:.1}% would be decided in hardware"),
         None if share.packets == 0 => "without packets the order of the policy decides".to_owned(),
         None => "-".to_owned(),
     };
@@ -472,7 +468,7 @@ fn counted_packets(checked: &Checked, layout: Layout) -> String {
 fn parts(part: Amount, all: Amount) -> String {
     let percent = |part: u64, all: u64| 100.0 * part as f64 / all.max(1) as f64;
     let (packets, bytes) = (percent(part.packets, all.packets), percent(part.bytes, all.bytes));
-    format!("{packets:.1} % ({bytes:.1} % B)")
+    format!("{packets:.1}% ({bytes:.1}% B)")
 }
 
 /// The reasons of hybrid and impossible rules, and the remedies, each once.

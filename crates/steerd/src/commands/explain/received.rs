@@ -10,7 +10,6 @@ use program::{
 };
 use serde::Serialize;
 
-use crate::describe::describe;
 use crate::protection::Names;
 
 /// Described in docs/reference/commands/explain.md.
@@ -114,7 +113,7 @@ impl ReceivedPacket {
             explanation.class.is_none_or(|class| program.class(class).is_none_or(program::Class::is_exact));
         Self {
             direction: "ingress",
-            packet: describe(key),
+            packet: policy::short_packet(key),
             rule: name(program, outcome.rule),
             line: line(program, outcome.rule),
             action: program.describe(outcome.verdict),
@@ -339,7 +338,7 @@ impl SentPacket {
         let explained = program.explain_sent(key);
         Self {
             direction: "egress",
-            packet: describe(key),
+            packet: policy::short_packet(key),
             rule: explained.rule.map(|rule| name(program, rule)),
             line: explained.rule.map(|rule| line(program, rule)),
             action: sent_action(&explained),

@@ -10,7 +10,7 @@ use program::{Copied, FlowAction, FlowKind, Program, QueueId, RssQueue, Verdict,
 use serde::Serialize;
 
 use super::received::{is_policed, name, sent_action};
-use crate::terminal::numbers::{bytes, counted, number, percent};
+use crate::terminal::numbers::{bytes, counted, number, shares};
 use crate::terminal::table::Grid;
 
 #[derive(Clone, Copy, Debug, Default, Serialize)]
@@ -188,8 +188,7 @@ impl Summary {
         }
         let received: u64 = self.workers.values().map(|sum| sum.packets).sum();
         let mut workers = Grid::new(&["worker", "packets", "bytes", "share"]);
-        for (worker, sum) in &self.workers {
-            let share = percent(sum.packets, received);
+        for ((worker, sum), share) in self.workers.iter().zip(shares_of(self.workers.values(), received)) {
             workers.row(vec![worker.to_string(), number(sum.packets), bytes(sum.bytes), share]);
         }
         let mut groups = Grid::new(&["group", "workers", "packets", "largest/mean"]);
@@ -206,8 +205,8 @@ impl Summary {
         let _ = write!(out, "\n{}", rules.text());
         if !self.xdp.is_empty() {
             let mut verdicts = Grid::new(&["XDP program", "packets", "bytes", "share"]);
-            for (verdict, sum) in &self.xdp {
-                let share = percent(sum.packets, self.packets - self.runts);
+            let parsed = self.packets - self.runts;
+            for ((verdict, sum), share) in self.xdp.iter().zip(shares_of(self.xdp.values(), parsed)) {
                 verdicts.row(vec![verdict.to_string(), number(sum.packets), bytes(sum.bytes), share]);
             }
             let _ = write!(out, "\n{}", verdicts.text());
@@ -225,6 +224,12 @@ impl Summary {
         }
         out
     }
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn shares_of<'s>(sums: impl Iterator<Item = &'s Sum>, whole: u64) -> Vec<String> {
+    let parts: Vec<f64> = sums.map(|sum| sum.packets as f64).collect();
+    shares(&parts, whole as f64, 0)
 }
 
 impl Balance {

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use super::balance::MAX_WORKERS;
 use super::{Answer, GroupAnswer, Recommended};
-use crate::terminal::numbers::{bytes, counted, number, rate};
+use crate::terminal::numbers::{bytes, counted, number, percent, rate, shares};
 use crate::terminal::style::{Layout, Style};
 use crate::terminal::table::Grid;
 
@@ -51,12 +51,13 @@ fn group_text(group: &GroupAnswer, answer: &Answer, layout: Layout) -> String {
         return out;
     };
     let mut grid = Grid::new(&["worker", "packets", "bytes", "share"]);
-    for share in &group.workers {
+    let parts: Vec<f64> = group.workers.iter().map(|share| share.share).collect();
+    for (share, percent) in group.workers.iter().zip(shares(&parts, parts.iter().sum(), 1)) {
         grid.row(vec![
             share.worker.0.to_string(),
             number(share.amount.packets),
             bytes(share.amount.bytes),
-            percent(share.share),
+            percent,
         ]);
     }
     out.push_str(&grid.text());
@@ -109,12 +110,12 @@ fn advice(recommended: &Recommended, even: f64, answer: &Answer) -> String {
     let most = answer.max_load_percent;
     match recommended.workers {
         Some(workers) => {
-            let _ = writeln!(out, "workers = {workers}  # the fewest whose load is at most {most} %");
+            let _ = writeln!(out, "workers = {workers}  # the fewest whose load is at most {most}%");
         }
         None if recommended.too_much_for_any => {
             let _ = writeln!(
                 out,
-                "no number of workers up to {MAX_WORKERS} keeps the load of the busiest at {most} % or less"
+                "no number of workers up to {MAX_WORKERS} keeps the load of the busiest at {most}% or less"
             );
         }
         None => {}
@@ -144,8 +145,4 @@ fn workers(answer: &Answer, layout: Layout) -> String {
         );
     }
     out
-}
-
-fn percent(share: f64) -> String {
-    format!("{:.1} %", 100.0 * share)
 }

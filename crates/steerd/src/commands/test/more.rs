@@ -8,7 +8,6 @@ use serde::Serialize;
 use super::TestedPolicy;
 use crate::cli::TestArgs;
 use crate::commands::Error;
-use crate::describe;
 use crate::policy_tests::coverage::{Coverage, TestedPart};
 use crate::policy_tests::mutate::{Mutations, TestedDevice, mutations};
 use crate::terminal::numbers::{counted, number};
@@ -100,7 +99,7 @@ fn coverage_text(coverage: &Coverage) -> String {
         let packets = counted(traffic.packets, "packet", "packets");
         let _ = writeln!(
             out,
-            "of {packets} in the capture tests are about {} ({percent:.1} %)",
+            "of {packets} in the capture tests are about {} ({percent:.1}%)",
             number(traffic.tested)
         );
     }
@@ -126,7 +125,7 @@ fn changes_text(changes: &Changes) -> String {
         out.push_str("\nchanges that no test notices, each with a packet that it treats differently\n");
     }
     for UnnoticedChange { line, change, witness } in &changes.not_noticed {
-        let _ = writeln!(out, "  line {line}: {change}\n      {}", describe::witness(witness));
+        let _ = writeln!(out, "  line {line}: {change}\n      {}", witness);
     }
     let missed = changes.not_noticed.len();
     let _ = writeln!(

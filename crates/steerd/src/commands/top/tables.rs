@@ -207,7 +207,7 @@ fn worker(worker: &Worker) -> Vec<Cell> {
         Cell::rate(worker.packets_per_second),
         Cell::bits(worker.bytes_per_second),
         Cell::count(worker.lost),
-        Cell::of(worker.idle, format!("{:.0} %", 100.0 * worker.idle)),
+        Cell::of(worker.idle, format!("{:.0}%", 100.0 * worker.idle)),
     ]
 }
 
@@ -328,7 +328,7 @@ mod tests {
         let top = |policed| Top { rules: vec![rule(policed)], ..Top::default() };
         assert!(!text(&top(0)).contains("policed"));
         let text = text(&top(1_268));
-        assert!(text.contains("policed\n") && text.contains(" 1.27 k\n"), "{text}");
+        assert!(text.contains("policed\n") && text.contains(" 1.27k\n"), "{text}");
     }
 
     #[test]

@@ -123,7 +123,7 @@ fn queues_without_a_socket_are_named_with_their_packets() {
     assert_eq!(queues(AF_XDP_MAX_QUEUES, None).unserved_queues(), None);
     let text =
         queues(144, Some((0..144).map(|queue| (queue, 1)).collect())).unserved_queues().expect("16 of them");
-    assert!(text.contains("queues 128 to 143 would be missed; they have 11.1 % of the RSS table"), "{text}");
+    assert!(text.contains("queues 128 to 143 would be missed; they have 11.1% of the RSS table"), "{text}");
     assert!(text.ends_with("(hint: `ethtool -L eth0 combined 128`)"), "{text}");
     let text = queues(129, None).unserved_queues().expect("one");
     assert!(text.contains("not known which part"), "{text}");

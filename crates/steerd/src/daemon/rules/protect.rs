@@ -21,7 +21,6 @@ use super::{LOGGED_MAX, LiveRules, Rules, log_removed};
 use crate::api::request::Refused;
 use crate::api::rules::{ChangesRefused, RefusedRule, RuleBody, rule_id};
 use crate::daemon::board::PolicyInForce;
-use crate::describe;
 
 /// How long the rules of one call may be compared, which holds up other changes.
 const CALL_FOR: Duration = Duration::from_secs(2);
@@ -257,7 +256,7 @@ fn taken(policy: &Policy, matches: &RuntimeMatch, place: usize) -> TakenPackets 
     let taken = named(policy, place);
     match found.get(place) {
         Some(Protected::Missed(missed)) => {
-            TakenPackets { witness: Some(describe::witness(&missed.witness)), ..taken }
+            TakenPackets { witness: Some(missed.witness.to_string()), ..taken }
         }
         Some(Protected::NotDecided(undecided)) => {
             TakenPackets { why: format!("{taken}, as far as is known: {undecided}"), witness: None }

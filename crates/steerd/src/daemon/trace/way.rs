@@ -11,7 +11,6 @@ use worker::SinkMap;
 use worker::sinks::trace::TracedPacket;
 
 use crate::api::model::{TraceDifference, TraceLine};
-use crate::describe::describe;
 
 /// The way of a packet by one program, as far as it concerns the worker that received it: the packet itself,
 /// or a copy of it.
@@ -78,7 +77,7 @@ impl Way {
             Verdict::Kernel | Verdict::Deliver(_) | Verdict::Filtered => None,
         };
         TraceLine {
-            packet: describe(&packet.key),
+            packet: policy::short_packet(&packet.key),
             bytes: packet.head.frame_bytes,
             head: packet.head.to_string(),
             generation: packet.generation,
@@ -117,7 +116,7 @@ pub(super) fn line_of_frame(program: &Program, generation: u64, frame: &WatchedF
     };
     let differs = (is_whole && !is_computed).then(|| difference("device", seen, name_of_end(computed)));
     TraceLine {
-        packet: describe(&frame.key),
+        packet: policy::short_packet(&frame.key),
         bytes: frame.head.frame_bytes,
         head: frame.head.to_string(),
         generation,

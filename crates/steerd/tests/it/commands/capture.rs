@@ -60,7 +60,7 @@ fn a_summary_has_the_balance_of_each_group() {
     let largest = summary["balance"]["front"]["largest_to_mean"].as_f64().expect("a ratio");
     assert!((1.0..1.5).contains(&largest), "{summary:#}");
     let text = ok(&["explain", "ipfix-tap.toml", "--pcap", path]);
-    assert!(text.contains("largest/mean") && text.contains("50 %"), "{text}");
+    assert!(text.contains("largest/mean") && text.contains("50%"), "{text}");
 }
 
 #[test]

@@ -188,7 +188,7 @@ fn check_counts_where_the_packets_of_a_capture_are_decided() {
     assert_eq!(traffic["all"]["all"]["bytes"], bytes as u64);
     assert_eq!(traffic["capture_packets"], 10);
     let text = stdout(&run_in(&folder, &["check", "p.toml", "--traffic", "mixed.pcap"]));
-    assert!(text.contains("of the capture's 10 packets") && text.contains("30.0 % ("), "{text}");
+    assert!(text.contains("of the capture's 10 packets") && text.contains("30.0% ("), "{text}");
     for (capture, most, code) in [("mixed.pcap", "29%", 1), ("mixed.pcap", "30%", 0), ("dns.pcap", "0%", 0)] {
         let deny = format!("hybrid={most}");
         let output = run_in(&folder, &["check", "p.toml", "--traffic", capture, "--deny", &deny]);

@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::process::Output;
 
-use packet::MacAddr;
 use packet::build::FrameBuilder;
 use pcap_file::pcap::{PcapPacket, PcapWriter};
 
@@ -27,9 +26,8 @@ pub(crate) fn json(args: &[&str]) -> serde_json::Value {
 pub(crate) const DNS: &str = "src=10.1.0.1,dst=192.0.2.53,protocol=udp,src_port=1024,dst_port=53";
 
 pub(crate) fn dns_frame() -> FrameBuilder {
-    let mac = |last| MacAddr([2, 0, 0, 0, 0, last]);
     let address = |text: &str| text.parse().expect("address");
-    FrameBuilder::new().ethernet(mac(1), mac(2)).ip(address("10.1.0.1"), address("192.0.2.53")).udp(1024, 53)
+    FrameBuilder::new().ip(address("10.1.0.1"), address("192.0.2.53")).udp(1024, 53)
 }
 
 pub(crate) fn write_pcap(path: &Path, frames: &[Vec<u8>]) {

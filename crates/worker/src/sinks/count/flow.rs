@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use packet::{FlowKey, IpProtocol, Layers, MacAddr};
+use packet::{EtherType, FlowKey, IpProtocol, Layers, MacAddr};
 
 /// A flow: the packets with the same addresses, protocol and ports. Tags and tunnels are not looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -82,18 +82,20 @@ impl FlowId {
     }
 }
 
-/// `udp 192.0.2.1:53 > 198.51.100.7:4242`, `icmp 192.0.2.1 > 198.51.100.7`.
+/// The short notation of packets: `192.0.2.1:53 > 198.51.100.7:4242 udp`, `192.0.2.1 > 198.51.100.7 icmp`.
 impl std::fmt::Display for FlowId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match *self {
             Self::Ip { src, dst, protocol, ports: None } => {
-                write!(f, "{} {src} > {dst}", IpProtocol(protocol))
+                write!(f, "{src} > {dst} {}", IpProtocol(protocol))
             }
             Self::Ip { src, dst, protocol, ports: Some((src_port, dst_port)) } => {
                 let [from, to] = [(src, src_port), (dst, dst_port)].map(std::net::SocketAddr::from);
-                write!(f, "{} {from} > {to}", IpProtocol(protocol))
+                write!(f, "{from} > {to} {}", IpProtocol(protocol))
             }
-            Self::Ethernet { src, dst, ether_type } => write!(f, "{ether_type:#06x} {src} > {dst}"),
+            Self::Ethernet { src, dst, ether_type } => {
+                write!(f, "{src} > {dst} ethertype {}", EtherType(ether_type))
+            }
         }
     }
 }
@@ -114,11 +116,11 @@ mod tests {
     #[test]
     fn a_flow_is_the_same_after_packing() {
         let udp = flow(Layers::IPV4 | Layers::UDP, 17);
-        assert_eq!(udp.to_string(), "udp 192.0.2.1:53 > 198.51.100.7:4242");
-        assert_eq!(flow(Layers::IPV4, 1).to_string(), "icmp 192.0.2.1 > 198.51.100.7");
+        assert_eq!(udp.to_string(), "192.0.2.1:53 > 198.51.100.7:4242 udp");
+        assert_eq!(flow(Layers::IPV4, 1).to_string(), "192.0.2.1 > 198.51.100.7 icmp");
         let tcp = flow(Layers::IPV6 | Layers::TCP, 6).to_string();
-        assert_eq!(tcp, "tcp [c000:201::]:53 > [c633:6407::]:4242");
+        assert_eq!(tcp, "[c000:201::]:53 > [c633:6407::]:4242 tcp");
         let arp = flow(Layers::empty(), 0).to_string();
-        assert_eq!(arp, "0x0806 02:00:00:00:00:09 > 00:00:00:00:00:00");
+        assert_eq!(arp, "02:00:00:00:00:09 > 00:00:00:00:00:00 ethertype arp");
     }
 }
