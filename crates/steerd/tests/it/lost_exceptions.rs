@@ -273,7 +273,7 @@ fn allowed_lost_exceptions_are_counted_separately_and_a_reload_refuses_others() 
         fs::write(&policy, LOSING).expect("a policy");
         daemon.signal(Signal::HUP);
         daemon.wait_for("the previous policy stays in force", 1);
-        assert!(daemon.log().contains("vlan = 42"), "{}", daemon.log());
+        assert!(daemon.log().contains("vlan 42"), "{}", daemon.log());
 
         let (status, summary, log) = daemon.terminate();
         assert!(status.success(), "{log}");
