@@ -196,12 +196,11 @@ asan: deps-build ## the tests of the crates with unsafe code, under the address 
 	CARGO_TARGET_DIR=target/asan RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 \
 	  $(nightly) test --locked --target $(HOST) --lib --tests -p hugemem -p verbs -p shm -p tap -p xdp -p wire -p flow-table -p softnic -p softnic-verbs -p softnic-mlx5
 
-miri: deps-build ## what Miri can run of the crates with unsafe code: hugemem, verbs, wire, softnic and softnic-verbs
+miri: deps-build ## what Miri can run of the crates with unsafe code: hugemem, verbs, softnic and softnic-verbs
 	@$(miri_ready) || exit 0; set -x; \
 	export CARGO_TARGET_DIR=target/miri MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=2; \
 	$(CARGO) +nightly miri test --locked -p hugemem --lib -- free_list:: names_read_back --skip number_of_blocks && \
 	$(CARGO) +nightly miri test --locked -p verbs --lib && \
-	$(CARGO) +nightly miri test --locked -p wire --lib -- ring:: && \
 	$(CARGO) +nightly miri test --locked -p softnic --lib -- \
 	  ring:: memory:: slab:: work:: check_sequence known_answers_hold && \
 	$(CARGO) +nightly miri test --locked -p softnic-verbs --lib -- provider::held::
