@@ -5,6 +5,8 @@
 //! units, `_total` on counters and HELP on every family, as promtool requires.
 
 #[cfg(test)]
+mod dashboard;
+#[cfg(test)]
 mod tests;
 
 use std::borrow::Cow;
