@@ -1,6 +1,7 @@
 //! The choice between short and general paths. The most frequent kinds of frames and requests take a short
 //! path, which has the same effects as the general one. With debug assertions a thread can choose, for the
-//! test that compares them, `provider/tests/paths.rs` of softnic-verbs; without them the choice is a constant.
+//! test that compares them, `provider/tests/paths.rs` of softnic-verbs; without them the choice is a
+//! constant.
 
 /// Whether only the general paths are to be taken.
 #[cfg(not(debug_assertions))]

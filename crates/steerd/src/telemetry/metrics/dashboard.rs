@@ -1,5 +1,6 @@
-//! The Grafana dashboard `deploy/grafana/steerd.json`: an overview, then a row of panels for each scope, with a
-//! panel for each metric. It is made from the table of metrics, so that none is missing and none is misspelt.
+//! The Grafana dashboard `deploy/grafana/steerd.json`: an overview, then a row of panels for each scope,
+//! with a panel for each metric. It is made from the table of metrics, so that none is missing and none is
+//! misspelt.
 
 use prometheus::proto::MetricType;
 use serde_json::{Value, json};
