@@ -579,13 +579,15 @@ fn part(field: Field, value: u128) -> String {
 
 fn packet_parts(key: &FlowKey, is_inner: bool, has_ethernet: bool) -> Vec<String> {
     let is_ip = key.layers.intersects(Layers::IPV4 | Layers::IPV6);
+    let is_first_fragment =
+        key.layers.contains(Layers::FRAGMENT) && !key.layers.contains(Layers::LATER_FRAGMENT);
     let is_usual = |field: Field, value: u128| match field {
         Field::VlanTpid | Field::InnerVlanTpid => value == EtherType::VLAN.0.into(),
         // The IP version implies it.
         Field::EtherType => is_ip,
         Field::FlowLabel => value == 0,
-        // `fragment` covers "more fragments".
-        Field::IpFlags => value & 6 == 0,
+        // A first fragment has "more fragments", a later one that is given by its fields has not.
+        Field::IpFlags => value == u128::from(is_first_fragment),
         _ => false,
     };
     let may_have = |field: Field| !is_inner || field.row().header.is_inside_tunnels();

@@ -10,6 +10,7 @@ mod short;
 mod tunnel;
 
 pub use short::short_packet;
+pub(crate) use short::short_packet_with_macs;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

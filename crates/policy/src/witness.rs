@@ -6,7 +6,7 @@ use std::fmt;
 use packet::DeepKey;
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
-use crate::packet_text::short_packet;
+use crate::packet_text::short_packet_with_macs;
 
 /// An example packet for a finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,9 +40,9 @@ impl Serialize for Witness {
     }
 }
 
-/// The packet in the short notation.
+/// The packet in the short notation, with its MAC addresses if they are unusual.
 impl fmt::Display for Witness {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&short_packet(&self.key()))
+        f.write_str(&short_packet_with_macs(&self.key()))
     }
 }

@@ -772,7 +772,7 @@ pub(crate) struct DevicesArgs {
     #[arg(long, requires = "report")]
     pub(crate) quick: bool,
     /// Check reports that `--report` has printed; exit code 1 if one has a problem.
-    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["probe", "probe_filters", "report", "output"])]
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["probe", "probe_filters", "report", "output", "format", "json"])]
     pub(crate) validate_report: Vec<PathBuf>,
     /// The file for the model, which must not exist; "-" prints the model in place of the results. [default:
     /// NAME.toml]

@@ -10,7 +10,7 @@ use packet::build::FrameBuilder;
 use packet::{DeepKey, EtherType, Field, FlowKey, Form, Header, IpProtocol, Layers, MacAddr, TunnelLayers};
 
 use super::tunnel::{INNER, LABELS};
-use super::{FRAGMENT, NO_FLAGS, OPTIONS};
+use super::{FRAGMENT, NO_FLAGS, OPTIONS, key_of_text};
 
 /// The words between a packet and the one inside it.
 const INSIDE: &str = ", inside ";
@@ -24,8 +24,11 @@ static USUAL: LazyLock<FlowKey> = LazyLock::new(|| {
     FlowKey::of(&builder.ipv4(unspecified, unspecified).tcp(0, 0, USUAL_TCP_FLAGS).build())
 });
 
-/// A packet in the short notation, which [`key_of_text`](super::key_of_text) reads. MAC addresses are shown
-/// where there are no IP addresses, and where they are not those that a packet given by its fields has.
+/// The end of a packet of which this notation leaves something out. A packet that ends in it is not read.
+const MORE: &str = ", ...";
+
+/// A packet in the short notation, which [`key_of_text`] reads. MAC addresses are left out where there are IP
+/// addresses. A packet of which more is left out, as of one that is cut off within a header, ends in `...`.
 ///
 /// ```
 /// let key = policy::key_of_text("src=10.0.0.1,dst=192.0.2.53,protocol=udp,dst_port=53,vlan=42")?;
@@ -33,7 +36,38 @@ static USUAL: LazyLock<FlowKey> = LazyLock::new(|| {
 /// # Ok::<(), String>(())
 /// ```
 pub fn short_packet(key: &DeepKey) -> String {
+    marked(written(key, false), key)
+}
+
+/// The short notation with the MAC addresses, if they are not those that a packet given by its fields has.
+pub(crate) fn short_packet_with_macs(key: &DeepKey) -> String {
+    marked(written(key, true), key)
+}
+
+/// The text with its end, if it leaves out more of the packet than MAC addresses.
+fn marked(text: String, key: &DeepKey) -> String {
+    let is_same = key_of_text(&text).is_ok_and(|read| without_macs(read) == without_macs(*key));
+    if is_same { text } else { text + MORE }
+}
+
+/// The key without the MAC addresses of IP packets.
+fn without_macs(mut key: DeepKey) -> DeepKey {
+    for packet in [&mut key.outer, &mut key.tunnel.inner] {
+        if packet.src_addr().is_some() {
+            (packet.src_mac, packet.dst_mac) = (MacAddr::default(), MacAddr::default());
+        }
+    }
+    key
+}
+
+fn written(key: &DeepKey, has_macs: bool) -> String {
     let mut out = packet(&key.outer, true, |_| true);
+    for field in [Field::SrcMac, Field::DstMac] {
+        let value = field.in_packet(&key.outer);
+        if has_macs && key.outer.src_addr().is_some() && value != field.in_packet(&USUAL) {
+            push(&mut out, field, value);
+        }
+    }
     let tunnel = &key.tunnel;
     for (field, value) in tunnel.fields() {
         push(&mut out, field, value);
@@ -42,8 +76,8 @@ pub fn short_packet(key: &DeepKey) -> String {
         let _ = write!(out, ", {LABELS} {labels}");
     }
     if tunnel.layers.contains(TunnelLayers::INNER) {
-        out.push_str(INSIDE);
         let has_ethernet = tunnel.layers.contains(TunnelLayers::INNER_ETHERNET);
+        out.push_str(INSIDE);
         out.push_str(&packet(&tunnel.inner, has_ethernet, Header::is_inside_tunnels));
     }
     out
@@ -73,7 +107,7 @@ fn packet(key: &FlowKey, has_ethernet: bool, may_have: fn(Header) -> bool) -> St
             // At the beginning of the line.
             Form::Address | Form::Protocol | Form::Port => field.row().header.is_extended(),
             Form::EtherType if field.row().header == Header::Ethernet => false,
-            Form::Mac => key.src_addr().is_some() && value != field.in_packet(&USUAL),
+            Form::Mac => false,
             Form::VlanId => true,
             _ if matches!(field.row().header, Header::Icmp | Header::Icmpv6) => true,
             _ => value != field.in_packet(&USUAL),
@@ -109,6 +143,12 @@ pub(super) fn is_short(text: &str) -> bool {
 
 /// The fields of a packet in the short notation.
 pub(super) fn fields(text: &str) -> Result<String, String> {
+    if text.trim_end().ends_with(MORE.trim_start_matches(", ")) {
+        return Err(
+            "\"...\" stands for what the text leaves out of the packet (hint: give the frame, by --hex)"
+                .into(),
+        );
+    }
     let mut fields = Vec::new();
     for (depth, packet) in text.split(INSIDE).enumerate() {
         let prefix = *["", INNER].get(depth).ok_or("a packet has one tunnel, and \"inside\" once")?;
@@ -161,8 +201,9 @@ fn add_flow(flow: &str, add: &mut impl FnMut(&str, &str)) -> Option<()> {
 
 #[cfg(test)]
 mod tests {
+    use packet::build::mpls_label;
+
     use super::*;
-    use crate::packet_text::key_of_text;
 
     #[test]
     fn unusual_values_are_shown_by_the_names_of_the_language() {
@@ -180,7 +221,22 @@ mod tests {
         assert_eq!(text(tunnel), expected);
         let [from, to] = [MacAddr([2, 0, 0, 0, 0, 9]), MacAddr([2, 0, 0, 0, 0, 2])];
         let macs = builder().ethernet(to, from).udp(1, 53);
-        assert_eq!(text(macs), "10.0.0.1:1 > 10.0.0.2:53 udp, src_mac 02:00:00:00:00:09");
+        let key = DeepKey::of(&macs.build());
+        assert_eq!(short_packet(&key), "10.0.0.1:1 > 10.0.0.2:53 udp");
+        assert_eq!(short_packet_with_macs(&key), "10.0.0.1:1 > 10.0.0.2:53 udp, src_mac 02:00:00:00:00:09");
+    }
+
+    #[test]
+    fn a_packet_of_which_something_is_left_out_says_so_and_is_not_read() {
+        let builder = || FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        let mut cut = builder().tcp(1, 80, USUAL_TCP_FLAGS).build();
+        cut.truncate(38);
+        let class = FrameBuilder::new().mpls(&[mpls_label(200, 5)], &builder().build_packet()).build();
+        for frame in [cut, class] {
+            let text = short_packet(&DeepKey::of(&frame));
+            assert!(text.ends_with(", ..."), "{text}");
+            assert!(key_of_text(&text).is_err_and(|error| error.contains("--hex")), "{text}");
+        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Numbers as text: counts, rates, amounts of bytes, shares and times. A unit follows its number without a
-//! blank, so that each is one word of a table.
+//! Numbers as text: counts, rates, amounts of bytes, shares and times. The units of all but times follow
+//! without a blank, so that each number is one word of a table.
 
 use std::time::Duration;
 

@@ -119,8 +119,7 @@ fn kinds(checked: &Checked, analysis: &Analysis) -> [Kind; 5] {
                 shadowed.add(format!("{this}: no packet meets all of its keys together"));
             }
             (Reach::Reached(witness), Need::Redundant) => {
-                let packet = witness;
-                redundant.add(format!("{this}: without it every packet is treated the same, e.g. {packet}"));
+                redundant.add(format!("{this}: without it every packet is treated the same, e.g. {witness}"));
             }
             _ => {}
         }

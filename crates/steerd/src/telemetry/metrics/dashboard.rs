@@ -22,6 +22,8 @@ const SCOPES: [(&str, &str); 6] = [
     ("Policy", "steerd_policy_"),
     ("Daemon and device", ""),
 ];
+/// The rules that a panel shows, those with most packets.
+const MOST_RULES: u32 = 20;
 const PANELS_IN_A_ROW: usize = 3;
 /// In units of the grid, which is 24 wide.
 const PANEL: (usize, usize) = (8, 7);
@@ -29,19 +31,19 @@ const OVERVIEW: (usize, usize) = (6, 5);
 
 /// The panels of the overview: title, unit, expression, the legend, whether it is a single value.
 const OVERVIEW_PANELS: [(&str, &str, &str, &str, bool); 8] = [
-    ("Ready", "bool_yes_no", "min(steerd_ready{instance=~\"$instance\"})", "", true),
+    ("Ready", "bool_yes_no", "steerd_ready{instance=~\"$instance\"}", "{{instance}}", true),
     (
         "Every packet is accounted for",
         "bool_yes_no",
-        "min(steerd_accounting_matches{instance=~\"$instance\"})",
-        "",
+        "steerd_accounting_matches{instance=~\"$instance\"}",
+        "{{instance}}",
         true,
     ),
     (
         "Last reload succeeded",
         "bool_yes_no",
-        "min(steerd_last_reload_successful{instance=~\"$instance\"})",
-        "",
+        "steerd_last_reload_successful{instance=~\"$instance\"}",
+        "{{instance}}",
         true,
     ),
     ("Sinks that lose all packets", "short", "sum(steerd_sink_losing{instance=~\"$instance\"})", "", true),
@@ -105,19 +107,34 @@ impl Layout {
     }
 }
 
+impl Layout {
+    /// Adds a row that is closed: its panels ask for nothing until it is opened.
+    fn add_row(&mut self, title: &str, panels: impl IntoIterator<Item = Value>) {
+        self.add([json!({ "type": "row", "title": title, "collapsed": true })], (24, 1), 1);
+        let (row, top) = (self.panels.len() - 1, self.top);
+        self.add(panels, PANEL, PANELS_IN_A_ROW);
+        let inside = self.panels.split_off(row + 1);
+        self.panels[row]["panels"] = inside.into();
+        self.top = top;
+    }
+}
+
 fn dashboard() -> Value {
     let mut layout = Layout::default();
     let overview = OVERVIEW_PANELS.map(|(title, unit, expression, legend, is_single)| {
         let kind = if is_single { "stat" } else { "timeseries" };
-        panel(kind, title, "", unit, &[(expression.to_owned(), legend.to_owned())])
+        let mut panel = panel(kind, title, "", unit, &[(expression.to_owned(), legend.to_owned())]);
+        if is_single {
+            panel["fieldConfig"]["defaults"]["thresholds"] = thresholds(unit);
+        }
+        panel
     });
     layout.add(overview, OVERVIEW, 4);
     let all: Vec<Metric> = metrics().collect();
     let scope_of = |metric: &Metric| SCOPES.iter().position(|(_, prefix)| metric.name.starts_with(prefix));
     for (index, (title, _)) in SCOPES.iter().enumerate() {
-        layout.add([json!({ "type": "row", "title": title, "collapsed": false, "panels": [] })], (24, 1), 1);
         let own = all.iter().filter(|metric| scope_of(metric) == Some(index));
-        layout.add(own.map(metric_panel), PANEL, PANELS_IN_A_ROW);
+        layout.add_row(title, own.map(metric_panel));
     }
     json!({
         "uid": "steerd",
@@ -140,6 +157,13 @@ fn dashboard() -> Value {
         ] },
         "panels": layout.panels,
     })
+}
+
+/// Red where 0 means that something is wrong, or where more than 0 does.
+fn thresholds(unit: &str) -> Value {
+    let (at_zero, from_one) = if unit == "bool_yes_no" { ("red", "green") } else { ("green", "red") };
+    let steps = json!([{ "color": at_zero, "value": null }, { "color": from_one, "value": 1 }]);
+    json!({ "mode": "absolute", "steps": steps })
 }
 
 fn data_source() -> Value {
@@ -177,6 +201,7 @@ fn metric_panel(metric: &Metric) -> Value {
     match kind {
         MetricType::COUNTER => {
             let rate = format!("sum by ({by}) (rate({series}[$__rate_interval]))");
+            let rate = if labels.contains(&"rule") { format!("topk({MOST_RULES}, {rate})") } else { rate };
             panel("timeseries", &title, help, unit_of_rate(name), &[(rate, legend)])
         }
         MetricType::HISTOGRAM => {
@@ -231,7 +256,12 @@ fn the_overview_asks_for_metrics_and_labels_that_exist() {
         let name = expression.split(['(', ' ', '{']).find(|word| word.starts_with("steerd_")).expect(title);
         let metric =
             all.iter().find(|metric| metric.name == name).unwrap_or_else(|| panic!("{title}: {name}"));
-        for label in legend.split("{{").skip(1).filter_map(|rest| rest.split("}}").next()) {
+        let of_legend = legend.split("{{").skip(1).filter_map(|rest| rest.split("}}").next());
+        let by = expression.split("by (").nth(1).and_then(|rest| rest.split(')').next()).unwrap_or_default();
+        let compared =
+            expression.split(['{', ',']).filter_map(|part| part.split_once("=").map(|(name, _)| name));
+        let compared = compared.map(|name| name.trim_end_matches('~'));
+        for label in of_legend.chain(by.split(", ").filter(|label| !label.is_empty())).chain(compared) {
             assert!(label == "instance" || metric.labels.contains(&label), "{title}: {label}");
         }
     }
@@ -240,10 +270,17 @@ fn the_overview_asks_for_metrics_and_labels_that_exist() {
 #[test]
 fn panels_do_not_overlap_and_have_different_numbers() {
     let made = dashboard();
-    let panels = made["panels"].as_array().expect("panels");
-    assert!(panels.len() > metrics().count());
-    let mut taken = std::collections::BTreeSet::new();
+    let rows = made["panels"].as_array().expect("panels");
     let mut numbers = std::collections::BTreeSet::new();
+    not_overlapping(rows, &mut numbers);
+    for inside in rows.iter().filter_map(|row| row["panels"].as_array()) {
+        not_overlapping(inside, &mut numbers);
+    }
+    assert_eq!(numbers.len(), OVERVIEW_PANELS.len() + SCOPES.len() + metrics().count());
+}
+
+fn not_overlapping(panels: &[Value], numbers: &mut std::collections::BTreeSet<Option<u64>>) {
+    let mut taken = std::collections::BTreeSet::new();
     for panel in panels {
         let place = |key: &str| panel["gridPos"][key].as_u64().expect("a number");
         assert!(place("x") + place("w") <= 24, "{panel}");
