@@ -161,7 +161,11 @@ impl fmt::Display for Diagnostic {
             Severity::Error => "error",
             Severity::Warning => "warning",
         };
-        write!(f, "{}:{}:{}: {severity}: {}", self.file, self.line, self.column, self.message)?;
+        f.write_str(&self.file)?;
+        if self.source.inner().has_lines() {
+            write!(f, ":{}:{}", self.line, self.column)?;
+        }
+        write!(f, ": {severity}: {}", self.message)?;
         match &self.hint {
             Some(hint) => write!(f, " ({hint})"),
             None => Ok(()),

@@ -36,8 +36,8 @@ mod witness;
 pub use diagnostics::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS, Place, Severity};
 pub use packet_text::{frame_of_hex, key_of_text, short_packet};
 pub use parse::{
-    HASH_FIELDS, LoadOptions, MAX_INCLUDE_DEPTH, MAX_INCLUDED_FILES, MAX_SUBSTITUTED_BYTES, MAX_TOTAL_BYTES,
-    parse, parse_match, parse_with,
+    DocumentKind, HASH_FIELDS, LoadOptions, MAX_INCLUDE_DEPTH, MAX_INCLUDED_FILES, MAX_SUBSTITUTED_BYTES,
+    MAX_TOTAL_BYTES, nearest, parse, parse_match, parse_with, read_document, type_hint,
 };
 pub use policy::Policy;
 pub use schema::schema;

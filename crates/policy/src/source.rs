@@ -22,13 +22,26 @@ pub struct Source {
     lines: OnceLock<Vec<usize>>,
     /// Set if diagnostics may show its text.
     may_be_quoted: OnceLock<()>,
+    /// Whether a place in it has a line and a column.
+    has_lines: bool,
 }
 
 impl Source {
     /// A text and its name in diagnostics.
     pub fn new(name: impl Into<String>, text: impl Into<String>) -> Self {
         let may_be_quoted = OnceLock::from(());
-        Self { name: name.into(), text: text.into(), lines: OnceLock::new(), may_be_quoted }
+        Self { name: name.into(), text: text.into(), lines: OnceLock::new(), may_be_quoted, has_lines: true }
+    }
+
+    /// A text without lines, such as an environment variable or an option of the command line: its
+    /// diagnostics have its name as their place.
+    #[must_use]
+    pub fn value(name: impl Into<String>, text: impl Into<String>) -> Self {
+        Self { has_lines: false, ..Self::new(name, text) }
+    }
+
+    pub(crate) fn has_lines(&self) -> bool {
+        self.has_lines
     }
 
     /// Returns the text as one that diagnostics do not quote until [`quote`](Self::quote) is called.

@@ -14,7 +14,7 @@ use crate::policy::VERSION;
 use crate::source::{MAX_FILE_BYTES, SetLoader, Source};
 
 use super::reader::{Reader, Value, entries, integer_of};
-use super::toml_errors::{self, Found};
+use super::toml_errors;
 use super::variables::Variables;
 
 /// The most files of one policy, set files not counted.
@@ -154,11 +154,7 @@ impl<'t, 'r, 'l> Walk<'t, 'r, 'l> {
     }
 
     fn document(&mut self, text: &'t str) -> Option<Spanned<DeTable<'t>>> {
-        let (document, errors) = DeTable::parse_recoverable(text);
-        let found =
-            errors.iter().map(|error| Found { message: error.message(), span: error.span().unwrap_or(0..0) });
-        toml_errors::report(self.reader, text, &found.collect::<Vec<_>>());
-        errors.is_empty().then_some(document)
+        toml_errors::document(self.reader, text, &toml_errors::POLICY)
     }
 
     /// Whether the top level of an included file is that of a policy of this version. Another file may be any

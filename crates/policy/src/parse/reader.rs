@@ -211,7 +211,7 @@ impl Reader {
     pub(super) fn wrong_type(&mut self, value: &Value<'_>, what: &str, wanted: &str) {
         let found = value.get_ref().type_str();
         let (message, label) = (format!("{what} must be {wanted}"), format!("this is of type {found}"));
-        match of_another_type(value, wanted) {
+        match type_hint(value.get_ref(), wanted) {
             Some(hint) => self.error_with(value.span(), message, label, hint),
             None => self.error(value.span(), message, label),
         }
@@ -232,9 +232,11 @@ impl Reader {
     }
 }
 
-/// A hint for a value whose content is right and whose type is wrong.
-fn of_another_type(value: &Value<'_>, wanted: &str) -> Option<String> {
-    let text = value.get_ref().as_str().map(str::trim);
+/// A hint for a value whose content is right and whose type is wrong. `wanted`: the type, as "a number",
+/// "true or false", "a list" or "a string".
+#[must_use]
+pub fn type_hint(value: &DeValue<'_>, wanted: &str) -> Option<String> {
+    let text = value.as_str().map(str::trim);
     match (wanted, text) {
         ("a number", Some(text)) if text.parse::<i64>().is_ok() => {
             Some(format!("write {text}, without quotes"))
@@ -244,13 +246,11 @@ fn of_another_type(value: &Value<'_>, wanted: &str) -> Option<String> {
             Some("write false, without quotes".to_owned())
         }
         ("a list", Some(text)) => Some(format!("write [\"{}\"]", shortened(text))),
-        ("a list", None) if value.get_ref().is_integer() => Some("write it in brackets: [...]".to_owned()),
-        ("a list of tables", None) if value.get_ref().is_table() => {
+        ("a list", None) if value.is_integer() => Some("write it in brackets: [...]".to_owned()),
+        ("a list of tables", None) if value.is_table() => {
             Some("write [[rules]], with two brackets on each side".to_owned())
         }
-        ("a string", None) if value.get_ref().is_array() => {
-            Some("write one value, without brackets".to_owned())
-        }
+        ("a string", None) if value.is_array() => Some("write one value, without brackets".to_owned()),
         _ => None,
     }
 }
@@ -289,7 +289,8 @@ impl Names {
 
 /// The known word that a misspelt one probably means: the nearest by insertions, deletions, replacements and
 /// swaps of neighbours.
-pub(super) fn nearest<'k>(word: &str, known: impl Iterator<Item = &'k str>) -> Option<&'k str> {
+#[must_use]
+pub fn nearest<'k>(word: &str, known: impl Iterator<Item = &'k str>) -> Option<&'k str> {
     /// Longer words are not compared, because it would take long.
     const MAX_WORD_BYTES: usize = 2 * MAX_NAME_BYTES;
     /// The most names that a word is compared with.

@@ -2,6 +2,13 @@
 //! the mistake: another format, an unclosed bracket or string, an unquoted value.
 
 use std::ops::Range;
+use std::sync::Arc;
+
+use toml::Spanned;
+use toml::de::DeTable;
+
+use crate::diagnostics::Diagnostics;
+use crate::source::Source;
 
 use super::reader::Reader;
 use super::sets::shortened;
@@ -9,24 +16,72 @@ use super::sets::shortened;
 /// Quotation marks that word processors write.
 const TYPOGRAPHIC: [char; 6] = ['\u{2018}', '\u{2019}', '\u{201c}', '\u{201d}', '\u{201e}', '\u{201a}'];
 
+/// The kind of document that a text is to be, in messages about its syntax.
+#[derive(Clone, Copy, Debug)]
+pub struct DocumentKind {
+    /// With its article: "a policy".
+    pub name: &'static str,
+    /// The remedy for a text in another format.
+    pub form: &'static str,
+    /// The remedy for a table whose header is not closed.
+    pub tables: &'static str,
+}
+
+/// A policy and the files that it includes.
+pub(super) const POLICY: DocumentKind = DocumentKind {
+    name: "a policy",
+    form: "begin with version = 1; tables are [groups.NAME] and [[rules]]",
+    tables: "write [[rules]] for a rule, [groups.NAME] for a group",
+};
+
 /// A problem that the TOML parser found.
-pub(super) struct Found<'e> {
-    pub(super) message: &'e str,
-    pub(super) span: Range<usize>,
+struct Found<'e> {
+    message: &'e str,
+    span: Range<usize>,
+}
+
+/// Reads a text of TOML that is not a policy, such as settings, with the diagnostics that a policy has.
+///
+/// ```
+/// use std::sync::Arc;
+/// use policy::{DocumentKind, Source};
+///
+/// let kind = DocumentKind { name: "the file", form: "begin with [table]", tables: "write [table]" };
+/// let source = Arc::new(Source::new("s.toml", "[table]\nlisten = \"off\n"));
+/// let problems = policy::read_document(&source, &kind).unwrap_err();
+/// assert_eq!(problems.to_string(), "s.toml:2:10: error: not TOML: this string is never closed (write \" at its end)");
+/// ```
+///
+/// # Errors
+/// All problems of the syntax.
+pub fn read_document<'s>(
+    source: &'s Arc<Source>,
+    kind: &DocumentKind,
+) -> Result<Spanned<DeTable<'s>>, Diagnostics> {
+    let mut reader = Reader::new(source);
+    document(&mut reader, &source.text, kind).ok_or(reader.diagnostics)
+}
+
+/// The tree of the reader's current text, or its problems in the reader.
+pub(super) fn document<'t>(
+    reader: &mut Reader,
+    text: &'t str,
+    kind: &DocumentKind,
+) -> Option<Spanned<DeTable<'t>>> {
+    let (document, errors) = DeTable::parse_recoverable(text);
+    let found =
+        errors.iter().map(|error| Found { message: error.message(), span: error.span().unwrap_or(0..0) });
+    report(reader, text, &found.collect::<Vec<_>>(), kind);
+    errors.is_empty().then_some(document)
 }
 
 /// Reports the problems of the reader's current text. For a text that must not be quoted, which may not be a
 /// policy at all, that is one problem with its place.
-pub(super) fn report(reader: &mut Reader, text: &str, found: &[Found<'_>]) {
+fn report(reader: &mut Reader, text: &str, found: &[Found<'_>], kind: &DocumentKind) {
     let Some(first) = found.first() else { return };
     if let Some((format, span)) = other_format(text) {
-        let message = format!("this looks like {format}, but a policy is TOML");
-        reader.error_with(
-            span,
-            message,
-            "here",
-            "begin with version = 1; tables are [groups.NAME] and [[rules]]",
-        );
+        let message = format!("this looks like {format}, but {} is TOML", kind.name);
+        reader.error_with(span, message, "here", kind.form);
         return;
     }
     if unprintable(reader, text) {
@@ -69,7 +124,7 @@ pub(super) fn report(reader: &mut Reader, text: &str, found: &[Found<'_>]) {
             continue;
         }
         last = Some((message, line));
-        let (message, hint) = explain(message, text, span);
+        let (message, hint) = explain(message, text, span, kind);
         match hint {
             Some(hint) => reader.error_with(span.clone(), message, "here", hint),
             None => reader.error(span.clone(), message, "here"),
@@ -164,7 +219,7 @@ fn other_format(text: &str) -> Option<(&'static str, Range<usize>)> {
 }
 
 /// Message and hint for one problem.
-fn explain(message: &str, text: &str, span: &Range<usize>) -> (String, Option<String>) {
+fn explain(message: &str, text: &str, span: &Range<usize>, kind: &DocumentKind) -> (String, Option<String>) {
     let problem = message.split_once(", expected ").map_or(message, |(problem, _)| problem);
     if problem == "duplicate key" {
         let name = shortened(text.get(span.clone()).unwrap_or("?"));
@@ -183,9 +238,7 @@ fn explain(message: &str, text: &str, span: &Range<usize>) -> (String, Option<St
         "string values must be quoted" => Some(unquoted(value_at(text, span.start))),
         "invalid boolean" => Some("write true or false, in lower case".to_owned()),
         "key with no value" | "invalid unquoted key" | "invalid key-value pair" => Some(key_hint(text, span)),
-        "unclosed array table" | "unclosed table" => {
-            Some("write [[rules]] for a rule, [groups.NAME] for a group".to_owned())
-        }
+        "unclosed array table" | "unclosed table" => Some(kind.tables.to_owned()),
         "too few unicode value digits" | "missing escaped value" => {
             Some("in \"...\" a backslash starts an escape sequence; use '...' for literal text".to_owned())
         }
