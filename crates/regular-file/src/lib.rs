@@ -21,7 +21,8 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, accessat};
+use rustix::io::Errno;
 
 /// Why a file was not opened or read.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +67,32 @@ pub fn create(path: &Path) -> Result<File, FileError> {
     let file = open_with(path, OFlags::WRONLY | OFlags::CREATE)?;
     file.set_len(0)?;
     Ok(file)
+}
+
+/// Checks that [`create`] would succeed, and changes nothing: a file that exists can be written, or its
+/// folder takes a file.
+///
+/// # Errors
+/// As [`create`].
+pub fn check_create(path: &Path) -> Result<(), FileError> {
+    match open_with(path, OFlags::WRONLY) {
+        Err(FileError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
+            Ok(check_folder(path.parent().unwrap_or(Path::new("")))?)
+        }
+        opened => opened.map(drop),
+    }
+}
+
+/// Checks that files can be made in a folder, with the rights of this thread.
+///
+/// # Errors
+/// The answer that making a file there would get.
+pub fn check_folder(folder: &Path) -> io::Result<()> {
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    if !folder.metadata()?.is_dir() {
+        return Err(Errno::NOTDIR.into());
+    }
+    Ok(accessat(CWD, folder, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)?)
 }
 
 /// The bytes of a file, at most `most`.
@@ -121,6 +148,24 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
+
+    #[test]
+    fn what_could_be_made_is_found_without_making_it() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("new.pcap");
+        check_create(&path).expect("the folder takes it");
+        assert!(!path.exists());
+        std::fs::write(&path, "content").expect("written");
+        check_create(&path).expect("it can be written");
+        assert_eq!(std::fs::read(&path).expect("read"), b"content");
+        assert!(matches!(check_create(folder.path()), Err(FileError::NotRegular("a directory"))));
+        let inside = path.join("x");
+        for missing in [folder.path().join("none").join("x"), inside] {
+            let error = check_create(&missing).expect_err("no folder");
+            let made = create(&missing).expect_err("no folder");
+            assert_eq!(error.to_string(), made.to_string());
+        }
+    }
 
     /// Nobody opens the other end of the FIFO, and the device has no end: a test that hangs is a failed one.
     #[test]
