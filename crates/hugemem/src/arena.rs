@@ -61,35 +61,11 @@ impl Arena {
     /// # Errors
     /// A size out of range, an empty list of kinds, or [`HugememError::Map`] when every kind was refused.
     pub fn map(options: &ArenaOptions) -> Result<Arc<Self>, HugememError> {
-        let label = options.label.clone();
-        if options.bytes == 0 || options.bytes > MAX_ARENA_BYTES {
-            return Err(HugememError::Size { label, bytes: options.bytes });
-        }
-        let mut warnings = Vec::new();
-        for &page_kind in &options.pages {
-            let bytes = options.bytes.next_multiple_of(page_kind.page_bytes());
-            match populated(options, page_kind, bytes) {
-                Ok((mapping, unmet)) => {
-                    warnings.extend(unmet);
-                    let free = Mutex::new(FreeList::new(mapping.bytes()));
-                    return Ok(Arc::new(Self { mapping, page_kind, warnings, free }));
-                }
-                Err(source) => {
-                    warnings.push(HugememWarning::Refused {
-                        label: label.clone(),
-                        kind: page_kind,
-                        bytes,
-                        numa_node: options.numa_node,
-                        group_limit: group_limit(page_kind, bytes),
-                        source,
-                    });
-                }
-            }
-        }
-        if warnings.is_empty() {
-            return Err(HugememError::NoPageKind { label });
-        }
-        Err(HugememError::Map { label, bytes: options.bytes, refused: warnings })
+        let (page_kind, mut warnings, (mapping, unmet)) =
+            first_kind(options, |page_kind, bytes| populated(options, page_kind, bytes))?;
+        warnings.extend(unmet);
+        let free = Mutex::new(FreeList::new(mapping.bytes()));
+        Ok(Arc::new(Self { mapping, page_kind, warnings, free }))
     }
 
     /// The kind of pages that it is made of.
@@ -129,6 +105,36 @@ impl Arena {
     fn free_list(&self) -> MutexGuard<'_, FreeList> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The first kind of pages that gives so many bytes, what it gives, and the refusals of those before it.
+pub(crate) fn first_kind<M>(
+    options: &ArenaOptions,
+    mut give: impl FnMut(PageKind, usize) -> io::Result<M>,
+) -> Result<(PageKind, Vec<HugememWarning>, M), HugememError> {
+    let label = options.label.clone();
+    if options.bytes == 0 || options.bytes > MAX_ARENA_BYTES {
+        return Err(HugememError::Size { label, bytes: options.bytes });
+    }
+    let mut refused = Vec::new();
+    for &kind in &options.pages {
+        let bytes = options.bytes.next_multiple_of(kind.page_bytes());
+        match give(kind, bytes) {
+            Ok(given) => return Ok((kind, refused, given)),
+            Err(source) => refused.push(HugememWarning::Refused {
+                label: label.clone(),
+                kind,
+                bytes,
+                numa_node: options.numa_node,
+                group_limit: group_limit(kind, bytes),
+                source,
+            }),
+        }
+    }
+    if refused.is_empty() {
+        return Err(HugememError::NoPageKind { label });
+    }
+    Err(HugememError::Map { label, bytes: options.bytes, refused })
 }
 
 /// Maps `bytes` of one kind of page; refusals that are not fatal are returned as warnings.

@@ -149,10 +149,15 @@ fn remedy(
 /// The sysctl vm.nr_hugepages is only that of the default size, and any node's pages do not help a bound
 /// arena.
 fn pool(kind: PageKind, numa_node: Option<u32>) -> String {
+    format!("{}/nr_hugepages", pool_folder(kind, numa_node))
+}
+
+/// The folder of the files about reserved pages of this size.
+pub(crate) fn pool_folder(kind: PageKind, numa_node: Option<u32>) -> String {
     let size = format!("hugepages-{}kB", kind.page_bytes() >> 10);
     match numa_node {
-        Some(node) => format!("/sys/devices/system/node/node{node}/hugepages/{size}/nr_hugepages"),
-        None => format!("/sys/kernel/mm/hugepages/{size}/nr_hugepages"),
+        Some(node) => format!("/sys/devices/system/node/node{node}/hugepages/{size}"),
+        None => format!("/sys/kernel/mm/hugepages/{size}"),
     }
 }
 

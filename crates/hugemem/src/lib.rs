@@ -3,7 +3,8 @@
 //! A worker maps one [`Arena`] on its NUMA node and carves [`Block`]s from it, for packet frames and for the
 //! buffers that a driver asks for (`ibv_alloc_parent_domain(3)`). Arenas are never mapped or carved on the
 //! packet path, and do not grow. They change no setting of the system: if the kernel refuses a kind of page,
-//! a [`HugememWarning`] names the setting to change. [`prefetch_read`] and [`prefetch_write`] fetch cache
+//! a [`HugememWarning`] names the setting to change; an
+//! [`ArenaForecast`] finds it without mapping anything. [`prefetch_read`] and [`prefetch_write`] fetch cache
 //! lines of such memory before they are used.
 //!
 //! ```
@@ -20,6 +21,7 @@
 mod arena;
 mod available;
 mod error;
+mod forecast;
 mod free_list;
 mod mapping;
 mod page_kind;
@@ -27,5 +29,6 @@ mod prefetch;
 
 pub use arena::{Arena, ArenaOptions, Block};
 pub use error::{HugememError, HugememWarning};
+pub use forecast::ArenaForecast;
 pub use page_kind::{PageKind, UnknownPageKind};
 pub use prefetch::{prefetch_read, prefetch_write};

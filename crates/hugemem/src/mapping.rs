@@ -181,7 +181,7 @@ pub(crate) fn may_touch(refused: io::Error, kind: PageKind, bound: bool) -> io::
 }
 
 /// With `never` the kernel accepts MADV_HUGEPAGE and ignores it (Documentation/admin-guide/mm/transhuge.rst).
-fn transparent_allowed() -> io::Result<()> {
+pub(crate) fn transparent_allowed() -> io::Result<()> {
     match fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled") {
         Ok(text) if text.contains("[never]") => {
             Err(io::Error::new(io::ErrorKind::Unsupported, "transparent huge pages are switched off"))
@@ -192,7 +192,7 @@ fn transparent_allowed() -> io::Result<()> {
 }
 
 /// Overcommit lets mmap promise memory that populating would then get by killing processes.
-fn memory_available(bytes: usize) -> io::Result<()> {
+pub(crate) fn memory_available(bytes: usize) -> io::Result<()> {
     let Some(Available { bytes: available, group }) = available().filter(|found| bytes as u64 > found.bytes)
     else {
         return Ok(());
