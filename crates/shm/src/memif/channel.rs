@@ -9,7 +9,7 @@ use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FileType, lstat, unlink};
+use rustix::fs::{Access, AtFlags, CWD, FileType, accessat, lstat, unlink};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -274,6 +274,21 @@ impl Listener {
         Ok(Self { socket: ForeignFile::new(socket, Some(closer.clone())), file })
     }
 
+    /// Checks that [`Listener::bind`] would succeed, and changes nothing. A socket at the path that somebody
+    /// listens on is connected to, and closed by `closer`.
+    ///
+    /// # Errors
+    /// The path is in use, or its folder does not take a file.
+    pub fn check(path: &Path, closer: &Closer) -> Result<(), ListenError> {
+        let failed =
+            |operation| move |source| ListenError::System { path: path.to_owned(), operation, source };
+        SocketAddrUnix::new(path).map_err(failed("bind"))?;
+        occupant(path, closer)?;
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let access = Access::WRITE_OK | Access::EXEC_OK;
+        accessat(CWD, folder.unwrap_or(Path::new(".")), access, AtFlags::EACCESS).map_err(failed("bind"))
+    }
+
     /// The next connection that waits. None while the [`Closer`] is busy.
     ///
     /// # Errors
@@ -344,6 +359,27 @@ mod tests {
         let client = Channel::connect(listener.path()).unwrap();
         let server = listener.accept().unwrap().unwrap();
         (folder, listener, client, server)
+    }
+
+    #[test]
+    fn a_check_makes_nothing_and_finds_what_binding_finds() {
+        let folder = tempfile::tempdir().unwrap();
+        let closer = Closer::start().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let check = |name: &str| Listener::check(&at(name), &closer);
+        check("s").unwrap();
+        assert!(!at("s").exists());
+        // A server of another type listens.
+        let _other = std::os::unix::net::UnixListener::bind(at("other")).unwrap();
+        std::fs::write(at("file"), "").unwrap();
+        for name in ["other", "file", "none/s", &"x".repeat(200)] {
+            let bound = Listener::bind(&at(name), 0o600, &closer).unwrap_err();
+            assert_eq!(check(name).unwrap_err().to_string(), bound.to_string(), "{name}");
+        }
+        // Nobody listens any more.
+        drop(std::os::unix::net::UnixListener::bind(at("stale")).unwrap());
+        check("stale").unwrap();
+        assert!(at("stale").exists());
     }
 
     #[test]
