@@ -67,6 +67,14 @@ pub struct Promiscuous {
 }
 
 impl Promiscuous {
+    /// Checks that the interface can be made promiscuous, as far as that is known without doing it.
+    ///
+    /// # Errors
+    /// The errors of [`Promiscuous::hold`].
+    pub fn check(interface: &str) -> Result<(), WireError> {
+        PacketSocket::unbound(&Interface::find(interface)?).map(drop)
+    }
+
     /// Starts it.
     ///
     /// # Errors
@@ -223,6 +231,13 @@ fn readable(receivers: &[Receiver]) -> rustix::io::Result<OwnedFd> {
 }
 
 impl AfPacketWire {
+    /// Checks what [`AfPacketWire::open`] needs, and receives nothing.
+    pub(crate) fn check(config: &AfPacketConfig) -> Result<(), WireError> {
+        let interface = Interface::find(&config.interface)?;
+        Layout::of(config, interface.mtu_bytes)?;
+        PacketSocket::unbound(&interface).map(drop)
+    }
+
     /// Opens the packet sockets with their rings and starts receiving.
     ///
     /// # Errors

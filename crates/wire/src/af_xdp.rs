@@ -165,22 +165,9 @@ impl Attached {
     /// Opens a socket for each queue of the interface, and switches off what hides parts of packets from the
     /// program.
     fn open(config: &AfXdpConfig, disabled: &mut DisabledOffloads) -> Result<Self, WireError> {
-        let interface = Interface::find(&config.interface)?;
+        let (interface, frame_bytes) = usable(config)?;
         let index = interface.index.cast_unsigned();
-        xdp::check_stacking(&interface.name, index)?;
         let refused = |problem| WireError::InterfaceSetting { interface: interface.name.clone(), problem };
-        let Some(frame_bytes) = umem_frame_bytes(packet_bytes(&interface)) else {
-            let most = MAX_PACKET_BYTES - ETHERNET_BYTES - VLAN_TAGS_BYTES;
-            let (name, mtu) = (&interface.name, interface.mtu_bytes);
-            return Err(refused(format!(
-                "its MTU of {mtu} bytes is more than AF_XDP takes in one piece: `ip link set dev {name} mtu {most}`"
-            )));
-        };
-        if !config.ring_frames.is_power_of_two() || !(64..=MAX_RING_FRAMES).contains(&config.ring_frames) {
-            return Err(refused(format!(
-                "ring_frames has to be a power of two from 64 to {MAX_RING_FRAMES}"
-            )));
-        }
         let queues = open_queues(&interface, config, frame_bytes)?;
         // Nothing is changed on an interface that will be refused for its program.
         xdp::check_free(&interface.name, index)?;
@@ -219,14 +206,8 @@ impl Attached {
 
     /// Loads the program for a mode and attaches it.
     fn load(&mut self, mode: AttachMode) -> Result<(SteeringProgram, ClaimTable), WireError> {
-        let options = ProgramOptions {
-            queues: MAX_QUEUES,
-            unserved: Unserved::Drop,
-            // Longer frames go to the engine, which counts them as oversized.
-            drop_bytes_max: packet_bytes(&self.interface) as u32,
-            mode,
-            ..ProgramOptions::default()
-        };
+        // Longer frames go to the engine, which counts them as oversized.
+        let options = program_options(mode, packet_bytes(&self.interface) as u32);
         let (mut program, claims) = xdp::load(&options)?;
         self.attach(&mut program)?;
         Ok((program, claims))
@@ -239,6 +220,35 @@ impl Attached {
             received: sum.received + losses.received,
             sent: sum.sent + losses.sent,
         })
+    }
+}
+
+/// The interface of the settings and the bytes of a frame, if it can be used with them.
+fn usable(config: &AfXdpConfig) -> Result<(Interface, usize), WireError> {
+    let interface = Interface::find(&config.interface)?;
+    xdp::check_stacking(&interface.name, interface.index.cast_unsigned())?;
+    let refused = |problem| WireError::InterfaceSetting { interface: interface.name.clone(), problem };
+    let Some(frame_bytes) = umem_frame_bytes(packet_bytes(&interface)) else {
+        let most = MAX_PACKET_BYTES - ETHERNET_BYTES - VLAN_TAGS_BYTES;
+        let (name, mtu) = (&interface.name, interface.mtu_bytes);
+        return Err(refused(format!(
+            "its MTU of {mtu} bytes is more than AF_XDP takes in one piece: `ip link set dev {name} mtu {most}`"
+        )));
+    };
+    if !config.ring_frames.is_power_of_two() || !(64..=MAX_RING_FRAMES).contains(&config.ring_frames) {
+        return Err(refused(format!("ring_frames has to be a power of two from 64 to {MAX_RING_FRAMES}")));
+    }
+    Ok((interface, frame_bytes))
+}
+
+/// The options of the program for frames of so many bytes.
+fn program_options(mode: AttachMode, drop_bytes_max: u32) -> ProgramOptions {
+    ProgramOptions {
+        queues: MAX_QUEUES,
+        unserved: Unserved::Drop,
+        drop_bytes_max,
+        mode,
+        ..ProgramOptions::default()
     }
 }
 
@@ -283,6 +293,17 @@ fn readable(queues: &[QueueSocket]) -> rustix::io::Result<OwnedFd> {
 }
 
 impl AfXdpWire {
+    /// Checks what [`AfXdpWire::open`] needs: the program is loaded and not attached, and no socket is bound.
+    pub(crate) fn check(config: &AfXdpConfig) -> Result<(), WireError> {
+        let (interface, _) = usable(config)?;
+        QueueSocket::check(&interface.name)?;
+        // Before the program, for which other privileges are needed.
+        xdp::check_free(&interface.name, interface.index.cast_unsigned())?;
+        let mode = if config.mode == XdpMode::Generic { AttachMode::Generic } else { AttachMode::Native };
+        xdp::load(&program_options(mode, packet_bytes(&interface) as u32))?;
+        Ok(())
+    }
+
     /// Loads the program, opens the sockets and attaches the program.
     ///
     /// # Errors

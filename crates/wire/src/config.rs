@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -13,6 +14,7 @@ use packet::MacAddr;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 
+use super::interface::{Interface, Link, link_of, question_socket};
 use super::{LinkConfig, SOFT_MAC};
 
 /// The source and destination of a port's frames.
@@ -586,6 +588,19 @@ impl WireConfig {
             Self::AfXdp(live) => live.live_interface(),
             _ => None,
         }
+    }
+
+    /// Whether frames can pass the live interface now; true of a wire without one. Asks the kernel.
+    #[must_use]
+    pub fn has_carrier(&self) -> bool {
+        let name = match self {
+            Self::AfPacket(AfPacketConfig { interface, .. }) | Self::AfXdp(AfXdpConfig { interface, .. }) => {
+                interface
+            }
+            _ => return true,
+        };
+        let found = Interface::find(name).and_then(|found| Ok((question_socket(name)?, found.index)));
+        found.is_ok_and(|(socket, index)| link_of(socket.as_fd(), index).0 == Link::Up)
     }
 
     /// A description of the wire for a log line, as far as it is known before it is opened

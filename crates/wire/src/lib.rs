@@ -440,4 +440,21 @@ impl WireConfig {
             Self::Null {} => Box::new(NullWire),
         })
     }
+
+    /// Checks that the wire can be opened, and changes nothing: no frame is taken, no file is made, no
+    /// program is attached. What the system answers only to the opening itself, such as a queue that another
+    /// socket has, is not found.
+    ///
+    /// # Errors
+    /// The errors of [`WireConfig::open`].
+    pub fn check(&self) -> Result<(), WireError> {
+        match self {
+            Self::Generator(config) => GeneratorWire::open(config).map(drop),
+            Self::Pcap(config) => PcapWire::check(config),
+            Self::AfPacket(config) => AfPacketWire::check(config),
+            Self::AfXdp(config) => AfXdpWire::check(config),
+            Self::Link(config) => LinkWire::check(config),
+            Self::Loopback {} | Self::Null {} => Ok(()),
+        }
+    }
 }

@@ -55,6 +55,11 @@ pub struct LinkWire {
 }
 
 impl LinkWire {
+    /// Checks that the end can be claimed.
+    pub(crate) fn check(config: &LinkConfig) -> Result<(), WireError> {
+        Endpoint::check(config)
+    }
+
     /// Claims the end; the handshake with the peer comes later.
     ///
     /// # Errors

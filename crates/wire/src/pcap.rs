@@ -37,12 +37,20 @@ pub struct PcapWire {
     description: String,
 }
 
+/// The output cannot be written.
+fn unwritable(path: &Path) -> impl FnOnce(io::Error) -> WireError {
+    move |source| WireError::WriteCapture { path: path.to_owned(), source }
+}
+
 impl PcapWire {
-    /// Loads the captures and makes the file for sent packets.
-    ///
-    /// # Errors
-    /// Which file and packet, and why.
-    pub fn open(config: &PcapConfig) -> Result<Self, WireError> {
+    /// Loads the captures, and checks that the file for sent packets can be made.
+    pub(crate) fn check(config: &PcapConfig) -> Result<(), WireError> {
+        Self::load(config)?;
+        config.output.as_deref().map_or(Ok(()), |path| writer::check(path).map_err(unwritable(path)))
+    }
+
+    /// Loads the captures.
+    fn load(config: &PcapConfig) -> Result<Recording, WireError> {
         let setting = |problem: &str| {
             Err(WireError::CaptureSetting { path: config.path.clone(), problem: problem.to_owned() })
         };
@@ -53,21 +61,24 @@ impl PcapWire {
         if recording.len() == 0 && config.mode == PcapMode::Loop {
             return setting("it holds no packet, so there is nothing to loop over");
         }
-        let output = match &config.output {
-            None => None,
-            Some(path) => {
-                let failed = |source| WireError::WriteCapture { path: path.clone(), source };
-                let same = path
-                    .canonicalize()
-                    .ok()
-                    .zip(config.path.canonicalize().ok())
-                    .is_some_and(|(a, b)| a == b);
-                if same {
-                    return setting("`output` names the same file, which would be overwritten");
-                }
-                Some(Writer::create(path).map_err(failed)?)
-            }
+        let same = |path: &Path| {
+            let same = path.canonicalize().ok().zip(config.path.canonicalize().ok());
+            same.is_some_and(|(output, input)| output == input)
         };
+        if config.output.as_deref().is_some_and(same) {
+            return setting("`output` names the same file, which would be overwritten");
+        }
+        Ok(recording)
+    }
+
+    /// Loads the captures and makes the file for sent packets.
+    ///
+    /// # Errors
+    /// Which file and packet, and why.
+    pub fn open(config: &PcapConfig) -> Result<Self, WireError> {
+        let recording = Self::load(config)?;
+        let output = config.output.as_deref().map(|path| Writer::create(path).map_err(unwritable(path)));
+        let output = output.transpose()?;
         let mode = match config.mode {
             PcapMode::Once => "once".to_owned(),
             PcapMode::Loop => "loop".to_owned(),

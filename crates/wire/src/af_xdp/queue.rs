@@ -92,7 +92,22 @@ impl From<WireError> for NoQueueSocket {
     }
 }
 
+/// A socket that is not bound to a queue.
+fn unbound(interface: &str) -> Result<OwnedFd, WireError> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::XDP, SocketType::RAW, flags, None).map_err(|error| match error {
+        Errno::PERM | Errno::ACCESS => WireError::XdpNotPermitted { interface: interface.to_owned() },
+        Errno::AFNOSUPPORT => WireError::NoXdpSockets { interface: interface.to_owned() },
+        error => failed(interface, "socket(AF_XDP)", error.into()),
+    })
+}
+
 impl QueueSocket {
+    /// Checks that the process may have such sockets.
+    pub(super) fn check(interface: &str) -> Result<(), WireError> {
+        unbound(interface).map(drop)
+    }
+
     /// Opens the socket, with all its frames given to the kernel, and binds it to a queue. Sends only if
     /// `sends`.
     pub(super) fn open(
@@ -104,13 +119,7 @@ impl QueueSocket {
     ) -> Result<Self, NoQueueSocket> {
         let name = &interface.name;
         let failed_at = |operation| move |error: Errno| failed(name, operation, error.into());
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let fd =
-            socket_with(AddressFamily::XDP, SocketType::RAW, flags, None).map_err(|error| match error {
-                Errno::PERM | Errno::ACCESS => WireError::XdpNotPermitted { interface: name.clone() },
-                Errno::AFNOSUPPORT => WireError::NoXdpSockets { interface: name.clone() },
-                error => failed(name, "socket(AF_XDP)", error.into()),
-            })?;
+        let fd = unbound(name)?;
         let receive_frames = config.ring_frames;
         let send_frames = if sends { SEND_FRAMES } else { 0 };
         let label = format!("{name} queue {queue}");

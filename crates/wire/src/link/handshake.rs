@@ -54,15 +54,28 @@ pub(super) struct Session {
     connection: OwnedFd,
 }
 
+/// The error of a system call.
+fn failed(config: &LinkConfig, operation: &'static str) -> impl Fn(Errno) -> WireError {
+    let link = config.name.to_string();
+    move |errno| WireError::Link { link: link.clone(), operation, source: errno.into() }
+}
+
 impl Endpoint {
+    /// Checks that the end is free, and that the other one is not another user's.
+    pub(super) fn check(config: &LinkConfig) -> Result<(), WireError> {
+        let named = |end| address(config, end).map_err(failed(config, "naming the socket"));
+        let own = probe(&named(config.end)?);
+        if own != Probe::Free {
+            return Err(taken(config, config.end, own.holder()));
+        }
+        match probe(&named(config.end.other())?).holder().filter(|holder| !holder.is_trusted()) {
+            Some(stranger) => Err(taken(config, config.end.other(), Some(stranger))),
+            None => Ok(()),
+        }
+    }
+
     pub(super) fn take(config: &LinkConfig) -> Result<Self, WireError> {
-        let failed = |operation| {
-            move |errno: Errno| WireError::Link {
-                link: config.name.to_string(),
-                operation,
-                source: errno.into(),
-            }
-        };
+        let failed = |operation| failed(config, operation);
         let own = address(config, config.end).map_err(failed("naming the socket"))?;
         let peer = address(config, config.end.other()).map_err(failed("naming the socket"))?;
         let socket = new_socket().map_err(failed("socket"))?;

@@ -98,6 +98,19 @@ fn an_end_can_be_opened_once() {
 
 /// A process that only queries the owner does not become a peer.
 #[test]
+fn a_check_takes_no_end_and_finds_what_opening_finds() {
+    let config = config(LinkEnd::A);
+    LinkWire::check(&config).unwrap();
+    let a = LinkWire::open(&config).unwrap();
+    let opened = LinkWire::open(&config).unwrap_err();
+    assert_eq!(LinkWire::check(&config).unwrap_err().to_string(), opened.to_string());
+    let b = crate::LinkConfig { end: LinkEnd::B, ..config };
+    LinkWire::check(&b).unwrap();
+    assert!(LinkWire::open(&b).is_ok());
+    drop(a);
+}
+
+#[test]
 fn a_third_party_disturbs_neither_an_end_alone_nor_a_pair() {
     let mut a = open(LinkEnd::A);
     for _ in 0..20 {

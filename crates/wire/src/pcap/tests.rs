@@ -314,6 +314,26 @@ fn paced_keeps_the_gaps_and_speed_shortens_them() {
 }
 
 #[test]
+fn a_check_makes_no_file_and_finds_what_opening_finds() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = write(&folder, "in.pcap", &pcap(Order { big: false }, MICROSECONDS, 1, &[]));
+    let with =
+        |output: &Path| PcapConfig { output: Some(output.to_owned()), ..config(&input, PcapMode::Once) };
+    let output = folder.path().join("out.pcap");
+    PcapWire::check(&with(&output)).unwrap();
+    assert!(!output.exists());
+    for wrong in [
+        with(&input),
+        with(&folder.path().join("none/out.pcap")),
+        with(folder.path()),
+        config(&input, PcapMode::Loop),
+    ] {
+        let opened = PcapWire::open(&wrong).unwrap_err().to_string();
+        assert_eq!(PcapWire::check(&wrong).unwrap_err().to_string(), opened);
+    }
+}
+
+#[test]
 fn sent_frames_can_be_read_back() {
     let folder = tempfile::tempdir().unwrap();
     let path = write(&folder, "in", &pcap(Order { big: true }, MICROSECONDS, 1, &[]));

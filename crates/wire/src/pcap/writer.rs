@@ -52,6 +52,11 @@ pub(super) struct Writer<M: Medium = File> {
     lost_before: u64,
 }
 
+/// Checks that a file can be made, and makes none.
+pub(super) fn check(path: &Path) -> io::Result<()> {
+    regular_file::check_create(path).map_err(with_hint)
+}
+
 impl Writer {
     /// Makes the file, over one that may be there.
     pub(super) fn create(path: &Path) -> io::Result<Self> {
