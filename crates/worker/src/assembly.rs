@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use hugemem::{Arena, ArenaOptions, Block};
+use hugemem::{Arena, ArenaForecast, ArenaOptions, Block};
 use program::WorkerId;
 use verbs::{
     Access, Allocation, AllocationRequest, CompletionChannel, CompletionFields, CompletionQueue, Context,
@@ -173,15 +173,32 @@ fn arena_bytes(config: &WorkerConfig, cq_entries: u32) -> usize {
     frames_total_bytes(config) + entries * RING_ENTRY_BYTES + RING_SLACK_BYTES
 }
 
-fn map_arena(config: &WorkerConfig, cq_entries: u32) -> Result<Arc<Arena>, Error> {
-    let bytes = arena_bytes(config, cq_entries);
-    let options = ArenaOptions {
-        bytes,
+fn arena_options(config: &WorkerConfig, cq_entries: u32) -> ArenaOptions {
+    ArenaOptions {
+        bytes: arena_bytes(config, cq_entries),
         pages: config.pages.clone(),
         numa_node: config.memory_node(),
         label: format!("worker {}", config.id.0),
-    };
-    Arena::map(&options).map_err(|source| Error::Arena { worker: config.id, bytes, source })
+    }
+}
+
+fn map_arena(config: &WorkerConfig, cq_entries: u32) -> Result<Arc<Arena>, Error> {
+    let options = arena_options(config, cq_entries);
+    Arena::map(&options).map_err(|source| Error::Arena { worker: config.id, bytes: options.bytes, source })
+}
+
+/// Adds the memory of a worker to a forecast, and logs what it would not get. Nothing is mapped.
+///
+/// # Errors
+/// A setting is out of its range, or there is no memory for the worker.
+pub fn forecast_memory(config: &WorkerConfig, forecast: &mut ArenaForecast) -> Result<(), Error> {
+    config.check()?;
+    let options = arena_options(config, config.frames);
+    let refused = forecast.add(&options);
+    let refused =
+        refused.map_err(|source| Error::Arena { worker: config.id, bytes: options.bytes, source })?;
+    refused.iter().for_each(|warning| tracing::warn!("{warning}"));
+    Ok(())
 }
 
 /// The domain of the queues. A device without thread domains (mlx4 sets neither `alloc_td` nor

@@ -265,6 +265,37 @@ pub enum SinkError {
     },
 }
 
+/// The place of sinks that are checked and not opened.
+#[derive(Clone, Copy)]
+pub struct CheckedPlace<'e> {
+    /// The name of the workers' device.
+    pub device: &'e str,
+    /// The device's ports that the daemon would use, from 1.
+    pub ports: &'e [u8],
+    /// The addresses and MTUs of these ports, as far as they are known.
+    pub stations: &'e [Station],
+    /// The number of ports of another device, and the port that its name stands for.
+    pub other: &'e dyn Fn(&str) -> Result<(u8, Option<u8>), Failure>,
+}
+
+/// Checks that a sink can be opened, and changes nothing. What is to be known is logged as a warning, as when
+/// it is opened. What only a device or the kernel answers to the opening itself is not found.
+///
+/// # Errors
+/// The errors of [`open`].
+pub fn check(sink: &program::SinkSpec, place: &CheckedPlace<'_>) -> Result<(), SinkError> {
+    let name = &sink.name;
+    match &sink.kind {
+        SinkKind::Count(_) => Ok(()),
+        SinkKind::App(options) => app::check(name, options, place),
+        SinkKind::Capture(options) => capture::check(name, options),
+        SinkKind::Forward(options) => forward::check_port(name, options, place),
+        SinkKind::Kernel(options) => {
+            kernel::check(options, place).map_err(|source| SinkError::Kernel { sink: name.clone(), source })
+        }
+    }
+}
+
 /// Opens a sink.
 ///
 /// # Errors

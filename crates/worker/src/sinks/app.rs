@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use program::AppSink;
-use shm::Closer;
+use shm::{Closer, Listener};
 use verbs::PortNumber;
 
 use self::client::{Client, ThreadWakeup};
@@ -26,7 +26,7 @@ use self::server::{Server, Shared};
 use self::taker::{FRAME_BYTES_MAX, Transmit};
 use super::outgoing::Outgoing;
 use super::port::{self, Port};
-use super::{Environment, Hub, Opened, Ports, SinkError};
+use super::{CheckedPlace, Environment, Hub, Opened, Ports, SinkError};
 use crate::sink::Sink;
 
 mod client;
@@ -47,6 +47,17 @@ struct App {
     /// The port that frames of clients are sent by.
     port: Option<Port>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// Checks its port and its socket.
+pub(super) fn check(name: &str, options: &AppSink, place: &CheckedPlace<'_>) -> Result<(), SinkError> {
+    if options.transmit {
+        port::choose(name, options.port, place.ports)?;
+    }
+    let failed = |source| SinkError::App { sink: name.to_owned(), operation: "starting its thread", source };
+    let closer = Closer::start().map_err(failed)?;
+    let listen = |source| SinkError::Listen { sink: name.to_owned(), source };
+    Listener::check(&options.socket, &closer).map_err(listen)
 }
 
 /// Opens the sink: listens and starts its thread.

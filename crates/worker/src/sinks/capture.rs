@@ -81,8 +81,23 @@ pub(super) fn open(
     origin: Origin,
     workers: usize,
 ) -> Result<Opened, SinkError> {
-    let failed = |source| SinkError::Capture { sink: name.to_owned(), path: options.path.clone(), source };
-    let mut files = Files::new(&options.path, name, options.disk_bytes).map_err(failed)?;
+    let (mut files, file_bytes) = files_of(name, options)?;
+    files.create(file_bytes).map_err(|error| not_created(name, options, error))?;
+    let rules = Rules::OfSink(name.to_owned());
+    start(name, options, origin, workers, Output::Files(files), rules)
+        .map_err(|source| not_created(name, options, source.into()))
+}
+
+/// Checks that a file can be begun, and begins none.
+pub(super) fn check(name: &str, options: &CaptureSink) -> Result<(), SinkError> {
+    let (files, file_bytes) = files_of(name, options)?;
+    files.check(file_bytes).map_err(|error| not_created(name, options, error))
+}
+
+/// The files, and the most bytes of one.
+fn files_of(name: &str, options: &CaptureSink) -> Result<(Files, u64), SinkError> {
+    let files = Files::new(&options.path, name, options.disk_bytes);
+    let files = files.map_err(|source| not_created(name, options, source.into()))?;
     let limit = files::size_limit();
     if limit < options.file_bytes {
         tracing::warn!(
@@ -90,14 +105,15 @@ pub(super) fn open(
              `ulimit -f`, LimitFSIZE= of the service)"
         );
     }
-    files.create(options.file_bytes.min(limit)).map_err(|error| match error {
-        CreateError::Io(source) => failed(source),
-        CreateError::Delete { path, source } => {
-            SinkError::CaptureRoom { sink: name.to_owned(), path, source }
-        }
-    })?;
-    let rules = Rules::OfSink(name.to_owned());
-    start(name, options, origin, workers, Output::Files(files), rules).map_err(failed)
+    Ok((files, options.file_bytes.min(limit)))
+}
+
+fn not_created(name: &str, options: &CaptureSink, error: CreateError) -> SinkError {
+    let sink = name.to_owned();
+    match error {
+        CreateError::Io(source) => SinkError::Capture { sink, path: options.path.clone(), source },
+        CreateError::Delete { path, source } => SinkError::CaptureRoom { sink, path, source },
+    }
 }
 
 /// Opens a capture of one rule to a stream, which gets one section: headers at once, packets at the latest

@@ -14,7 +14,7 @@ use program::{ForwardMode, ForwardSink, VlanChange};
 use verbs::{CompletionStatus, Context, Domain, Pieces, PortNumber, RegisteredFrames};
 
 use super::port::{self, ETHERNET_BYTES, Link, Port, TAGS_BYTES};
-use super::{Environment, Failure, FrameBudget, Hub, Opened, OtherDevice, Ports, SinkError};
+use super::{CheckedPlace, Environment, Failure, FrameBudget, Hub, Opened, OtherDevice, Ports, SinkError};
 use crate::sink::{Deliveries, FramesBack, Sink, SinkCounters, SinkDrop};
 use crate::transmitter::{SENDS_MAX, Transmitter};
 
@@ -292,6 +292,26 @@ pub(super) fn open(
     Ok(Opened { hub: Box::new(hub), endpoints, counters, transmit: Vec::new() })
 }
 
+/// Checks the port that packets would leave by.
+pub(super) fn check_port(
+    name: &str,
+    options: &ForwardSink,
+    place: &CheckedPlace<'_>,
+) -> Result<(), SinkError> {
+    match &options.device {
+        Some(device) if device != place.device => {
+            let of_other = || -> Result<u8, Failure> {
+                let (ports, named) = (place.other)(device)?;
+                other_port(name, options.port, named, ports)
+            };
+            let refused =
+                |source| SinkError::OtherDevice { sink: name.to_owned(), device: device.clone(), source };
+            of_other().map(drop).map_err(refused)
+        }
+        _ => port::choose(name, options.port, place.ports).map(drop),
+    }
+}
+
 fn build(
     name: &str,
     options: &ForwardSink,
@@ -343,24 +363,8 @@ fn by_other_device(
 ) -> Result<OpenPort, Failure> {
     let others = environment.others.ok_or("only the device of the settings can be used")?;
     let OtherDevice { context, port: named } = (others.open)(device)?;
-    let port = match (port, named) {
-        (Some(port), Some(named)) if port != named => {
-            return Err(format!("it is port {named}, and `port` is {port} (hint: leave `port` out)").into());
-        }
-        (port, named) => port.or(named),
-    };
-    let ports: Vec<u8> =
-        (1..=u8::try_from(context.attributes()?.physical_ports).unwrap_or(u8::MAX)).collect();
-    let number = match port {
-        Some(port) if !ports.contains(&port) => {
-            return Err(format!(
-                "port {port} is not one of its ports, 1 to {} (hint: set `port`)",
-                ports.len()
-            )
-            .into());
-        }
-        port => port::choose(name, port, &ports)?,
-    };
+    let ports = u8::try_from(context.attributes()?.physical_ports).unwrap_or(u8::MAX);
+    let number = other_port(name, port, named, ports)?;
     let attributes = context.port(PortNumber(number))?;
     let open = |(frames, budget): (&RegisteredFrames, &Arc<FrameBudget>)| {
         Ok(transmitter(&context, &port::domain(&context)?, number, budget)?.with_frames(frames)?)
@@ -369,6 +373,24 @@ fn by_other_device(
     let transmitters = workers.map(open).collect::<Result<Vec<_>, Failure>>()?;
     let port = Port::new(number, &attributes, transmitters.iter()).of_other(&context);
     Ok((port, port::mtu_bytes(&attributes), transmitters))
+}
+
+/// The port of another device. `named`: the one that the name of the device stands for; `ports`: their
+/// number.
+fn other_port(name: &str, port: Option<u8>, named: Option<u8>, ports: u8) -> Result<u8, Failure> {
+    let port = match (port, named) {
+        (Some(port), Some(named)) if port != named => {
+            return Err(format!("it is port {named}, and `port` is {port} (hint: leave `port` out)").into());
+        }
+        (port, named) => port.or(named),
+    };
+    let list: Vec<u8> = (1..=ports).collect();
+    match port {
+        Some(port) if !list.contains(&port) => {
+            Err(format!("port {port} is not one of its ports, 1 to {ports} (hint: set `port`)").into())
+        }
+        port => Ok(port::choose(name, port, &list)?),
+    }
 }
 
 fn transmitter(

@@ -26,7 +26,7 @@ use self::pump::{Condition, OtherQueues, Pump, Shared};
 pub use self::tap::TapError;
 use self::tap::{Interface, MTU_DEFAULT, Queue, Wanted};
 use super::handoff::{self, Consumer, PACKET_BYTES_MAX, Producer, record_bytes};
-use super::{Environment, Hub, Opened, Ports, Station};
+use super::{CheckedPlace, Environment, Hub, Opened, Ports, Station};
 use crate::FRAME_BYTES_MAX;
 use crate::sink::{Deliveries, Sink, SinkCounters, SinkDrop};
 
@@ -38,10 +38,7 @@ pub(super) fn open(
     options: &KernelSink,
     environment: &Environment<'_>,
 ) -> Result<Opened, TapError> {
-    let port = options.port.or_else(|| environment.ports.first().copied()).unwrap_or(1);
-    if !environment.ports.contains(&port) {
-        return Err(TapError::NoPort { port });
-    }
+    let port = port_of(options, environment.ports)?;
     let interface = Arc::new(interface(options, port, environment.stations)?);
     let queues = interface.attach_all(environment.workers())?;
     let counters: Vec<Arc<SinkCounters>> = (0..environment.workers()).map(|_| Arc::default()).collect();
@@ -62,6 +59,18 @@ pub(super) fn open(
     pumps.into_iter().try_for_each(|pump| hub.start(pump))?;
     let transmit = hub.sent.clone();
     Ok(Opened { hub: Box::new(hub), endpoints, counters, transmit })
+}
+
+/// Checks that the interface can be attached to, and attaches to none.
+pub(super) fn check(options: &KernelSink, place: &CheckedPlace<'_>) -> Result<(), TapError> {
+    let port = port_of(options, place.ports)?;
+    interface(options, port, place.stations)?.check()
+}
+
+/// The port that the interface stands for.
+fn port_of(options: &KernelSink, ports: &[u8]) -> Result<u8, TapError> {
+    let port = options.port.or_else(|| ports.first().copied()).unwrap_or(1);
+    if ports.contains(&port) { Ok(port) } else { Err(TapError::NoPort { port }) }
 }
 
 fn interface(options: &KernelSink, port: u8, stations: &[Station]) -> Result<Interface, TapError> {

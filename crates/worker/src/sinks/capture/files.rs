@@ -15,6 +15,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rustix::fs::{Access, AtFlags, CWD, accessat};
+
 /// The marks that stand for the time and the number in a file name pattern.
 pub(super) const TIME: &str = "{time}";
 /// Readable for the owner and the group, whatever the process's umask is.
@@ -132,6 +134,23 @@ impl Files {
             }
         }
         Ok(())
+    }
+
+    /// Checks that a file that may become `room` octets long can be started, and changes nothing.
+    pub(super) fn check(&self, room: u64) -> Result<(), CreateError> {
+        let mut files = self.existing()?;
+        files.sort();
+        let folder = if self.folder.as_os_str().is_empty() { Path::new(".") } else { &self.folder };
+        let refused = accessat(CWD, folder, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS).err();
+        let Some(errno) = refused else { return Ok(()) };
+        let sum: u64 = files.iter().map(|file| file.bytes).sum();
+        match files.into_iter().next() {
+            // The first step is to delete it.
+            Some(oldest) if sum.saturating_add(room) > self.disk_bytes => {
+                Err(CreateError::Delete { path: oldest.path, source: errno.into() })
+            }
+            _ => Err(CreateError::Io(errno.into())),
+        }
     }
 
     /// Appends whole blocks, all or none.

@@ -12,16 +12,21 @@
 //! is attached ([`tap::adopt`]), and looked at again while the sink runs. Another process that holds a queue
 //! would take a part of what the host sends, so such an interface is refused.
 
+use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use packet::MacAddr;
 use packet::offload::{OFFLOAD_HEADER_BYTES, Offload};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, readv, writev};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with};
+use rustix::process::{getegid, geteuid, getgroups};
+use rustix::thread::{CapabilitySet, capabilities};
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
 /// An Ethernet header and a VLAN tag.
@@ -179,7 +184,60 @@ pub(super) struct Interface {
     pub(super) offloads: OnceLock<bool>,
 }
 
+/// linux/if_tun.h: the bits of `tun_flags` in sysfs.
+const IFF_TAP: u32 = 0x0002;
+const IFF_MULTI_QUEUE: u32 = 0x0100;
+
 impl Interface {
+    /// Checks that queues can be attached and the interface can get its attributes, and changes nothing.
+    pub(super) fn check(&self) -> Result<(), TapError> {
+        let exists = index_of(&self.name).is_some();
+        // Opening it has no effect before TUNSETIFF.
+        let opened = rustix::fs::open("/dev/net/tun", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        opened.map_err(|errno| self.refused(exists, true, errno.into()))?;
+        let is_admin = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::NET_ADMIN));
+        let not_permitted = || io::Error::from(Errno::PERM);
+        if !exists {
+            return if is_admin { Ok(()) } else { Err(self.refused(false, true, not_permitted())) };
+        }
+        let file = |file: &str| {
+            let text = fs::read_to_string(Path::new("/sys/class/net").join(&self.name).join(file)).ok();
+            text.map(|text| text.trim().to_owned())
+        };
+        let flags =
+            file("tun_flags").and_then(|text| u32::from_str_radix(text.trim_start_matches("0x"), 16).ok());
+        let Some(flags) = flags.filter(|flags| flags & IFF_TAP != 0) else {
+            return Err(TapError::NotTap { interface: self.name.clone() });
+        };
+        // -1 stands for none (drivers/net/tun.c, `tun_not_capable`).
+        let id = |file_name: &str| file(file_name).and_then(|text| text.parse::<u32>().ok());
+        let is_other_user = id("owner").is_some_and(|owner| owner != geteuid().as_raw());
+        let groups = || getgroups().unwrap_or_default().into_iter().chain([getegid()]);
+        let is_other_group = id("group").is_some_and(|group| groups().all(|own| own.as_raw() != group));
+        if (is_other_user || is_other_group) && !is_admin {
+            return Err(self.refused(true, true, not_permitted()));
+        }
+        self.claim()?;
+        if flags & IFF_MULTI_QUEUE == 0 {
+            let name = &self.name;
+            tracing::warn!(
+                "the TAP interface `{name}` has one queue: a reload that changes its sink is refused while the sink \
+                 is open (hint: make it with `ip tuntap add dev {name} mode tap multi_queue`)"
+            );
+        }
+        let Wanted { mac, mtu } = self.wanted();
+        if let Some(mac) =
+            mac.filter(|mac| !is_admin && file("address").is_none_or(|now| now != mac.to_string()))
+        {
+            return Err(self.cannot("the address", format!("address {mac}"))(not_permitted()));
+        }
+        if let Some(mtu) = mtu.filter(|mtu| !is_admin && file("mtu").is_none_or(|now| now != mtu.to_string()))
+        {
+            return Err(self.cannot("the MTU", format!("mtu {mtu}"))(not_permitted()));
+        }
+        Ok(())
+    }
+
     /// Attaches `wanted` queues; one if the interface has only one.
     pub(super) fn attach_all(&self, wanted: usize) -> Result<Vec<Queue>, TapError> {
         let first = match self.attach(true) {
