@@ -21,13 +21,22 @@ impl Deref for SoftNic {
 }
 
 impl SoftNic {
+    /// Checks that the device can be made, and makes none.
+    ///
+    /// # Errors
+    /// The errors of [`SoftNic::create`].
+    pub fn check(config: &SoftNicConfig) -> Result<(), ProviderError> {
+        config.check()?;
+        Library::load()?;
+        Ok(())
+    }
+
     /// Makes the device and starts its engine threads, if it is to have some.
     ///
     /// # Errors
     /// A configuration out of range, or a libibverbs whose private layout is not known.
     pub fn create(config: SoftNicConfig) -> Result<Self, ProviderError> {
-        config.check()?;
-        Library::load()?;
+        Self::check(&config)?;
         Ok(Self(OwnedNic::create(config)?))
     }
 
