@@ -19,7 +19,6 @@ use crate::plan::{
     FlowChanges, PlacedProgram, Plan, PlanStep, PlanSummary, PlannedChange, by_precedence, plan_digested,
     rule_name,
 };
-use crate::plan_fault::PlanFault;
 use crate::progress::{ChangeMeter, ChangeProgress};
 use crate::tables::distinct_tables;
 use crate::{ControlError, Device, DeviceRefusal, DigestedProgram, Limits};
@@ -214,11 +213,8 @@ impl<I: Installer> Controller<I> {
 
     fn plan(&self, program: DigestedProgram) -> Result<PlannedChange, ControlError> {
         let placement = self.installed.as_ref().map(Placed::placement);
-        let device = || self.limits.device.clone();
-        plan_digested(placement, program, &self.limits).map_err(|fault| match fault {
-            PlanFault::NoLevels | PlanFault::NoRoom(_) => ControlError::NoRoom { device: device(), fault },
-            fault => inconsistent(fault.to_string()),
-        })
+        let planned = plan_digested(placement, program, &self.limits);
+        planned.map_err(|fault| ControlError::of_plan(fault, &self.limits.device))
     }
 
     /// Carries out a plan from what is installed. Returns why flows of the program before are left, if some

@@ -309,6 +309,17 @@ pub enum ControlError {
     Workers(String),
 }
 
+impl ControlError {
+    /// The error for a change that cannot be planned.
+    #[must_use]
+    pub fn of_plan(fault: PlanFault, device: &str) -> Self {
+        match fault {
+            PlanFault::NoLevels | PlanFault::NoRoom(_) => Self::NoRoom { device: device.to_owned(), fault },
+            fault => Self::Inconsistent { what: fault.to_string() },
+        }
+    }
+}
+
 fn missing_flows(missing: usize) -> String {
     match missing {
         0 => String::new(),
