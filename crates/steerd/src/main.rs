@@ -85,8 +85,13 @@ fn main() -> ExitCode {
         Ok(outcome) => ExitCode::from(outcome as u8),
         Err(error) => {
             let text = format!("steerd: {error}");
+            let problems =
+                error.of_settings().map(|problems| problems.diagnostics.clone()).unwrap_or_default();
             // A reader of stderr that does not read must not delay the exit.
-            let _ = shutdown::within("stderr", STDERR_TIMEOUT, move || output::print_error(&text));
+            let _ = shutdown::within("stderr", STDERR_TIMEOUT, move || {
+                output::print_diagnostics(&problems);
+                output::print_error(&text);
+            });
             ExitCode::from(error.exit_code())
         }
     }

@@ -1,9 +1,10 @@
 //! The settings: how this host runs steerd. The policy, what happens to packets, is another file.
 //!
 //! Layers, later ones win: the built-in defaults (config/steerd.toml itself), the settings file, STEERD_
-//! variables, flags. Every layer is checked on its own first, so that an error names the file or variable
-//! that it is in. Nothing is opened or started here.
+//! variables, flags. Every layer is checked on its own first, so that a problem has a place in its file, or
+//! the variable that it is in. All problems are reported at once. Nothing is opened or started here.
 
+mod document;
 mod layers;
 mod lengths;
 mod limits;
@@ -18,10 +19,9 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::cli::{NicFilterUse, RunArgs};
-pub(crate) use layers::Origin;
-use layers::{Layer, Layers};
+use layers::{Layer, Layers, Origin};
 pub(crate) use lengths::{LengthError, PortMtu};
-use types::OtherPort;
+use policy::{Diagnostic, Diagnostics};
 pub(crate) use types::{
     AUTO_DEVICE, AUTO_SOCKET, Api, COUNTERS, Cores, Http, IdleMode, Listen, Log, LogFormat, LogTarget,
     OtherSoftNic, Provider, ReceiveSetting, RelaxedOrdering, Settings, SoftNic, SoftNicMode, SoftNicPort,
@@ -133,68 +133,53 @@ impl From<&RunArgs> for Request {
     }
 }
 
-/// One problem of the settings, in one line: where, which key, what, and a remedy.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Problem {
-    pub(crate) origin: String,
-    pub(crate) key: String,
-    pub(crate) message: String,
-    pub(crate) hint: Option<String>,
+/// All problems of the settings. Its text is their number: the program prints the diagnostics before it.
+#[derive(Clone, Debug, Default, thiserror::Error)]
+#[error("{} in the settings", counted(.diagnostics))]
+pub(crate) struct Problems {
+    pub(crate) diagnostics: Diagnostics,
     /// Whether the system has refused to read a file that exists, for lack of descriptors or memory, or by an
-    /// error of the disk.
-    pub(crate) is_unreadable: bool,
+    /// error of the disk: the settings may be right, and readable later.
+    pub(crate) are_unreadable: bool,
 }
 
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: ", self.origin)?;
-        if !self.key.is_empty() {
-            write!(f, "{}: ", self.key)?;
-        }
-        write!(f, "{}", self.message)?;
-        match &self.hint {
-            Some(hint) => write!(f, " (hint: {hint})"),
-            None => Ok(()),
-        }
+fn counted(diagnostics: &Diagnostics) -> String {
+    match diagnostics.error_count() {
+        1 => "1 error".to_owned(),
+        errors => format!("{errors} errors"),
     }
 }
-
-/// All problems, one per line.
-#[derive(Debug, thiserror::Error)]
-pub(crate) struct Problems(pub(crate) Vec<Problem>);
 
 impl Problems {
-    /// Whether the settings may be right, and readable later.
-    pub(crate) fn are_unreadable(&self) -> bool {
-        self.0.iter().any(|problem| problem.is_unreadable)
+    fn is_empty(&self) -> bool {
+        self.diagnostics.is_empty()
+    }
+
+    fn push(&mut self, problem: Diagnostic) {
+        self.diagnostics.push(problem);
+    }
+
+    fn extend(&mut self, other: Self) {
+        self.are_unreadable |= other.are_unreadable;
+        other.diagnostics.list.into_iter().for_each(|problem| self.push(problem));
     }
 }
 
-impl fmt::Display for Problems {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, problem) in self.0.iter().enumerate() {
-            if i > 0 {
-                writeln!(f)?;
-            }
-            write!(f, "{problem}")?;
-        }
-        Ok(())
+impl From<Diagnostic> for Problems {
+    fn from(problem: Diagnostic) -> Self {
+        vec![problem].into()
     }
 }
 
-impl From<OtherPort> for Problem {
-    fn from(OtherPort { origin, interface, device, port, named }: OtherPort) -> Self {
-        Self {
-            origin,
-            key: "device.ports".into(),
-            message: format!(
-                "the interface {interface}, which device.name names, is port {port} of {device}, and device.ports is {named:?}"
-            ),
-            hint: Some(format!(
-                "leave device.ports out, or set device.name = \"{device}\" for other ports than that of {interface}"
-            )),
-            is_unreadable: false,
-        }
+impl From<Vec<Diagnostic>> for Problems {
+    fn from(problems: Vec<Diagnostic>) -> Self {
+        Diagnostics::from(problems).into()
+    }
+}
+
+impl From<Diagnostics> for Problems {
+    fn from(diagnostics: Diagnostics) -> Self {
+        Self { diagnostics, are_unreadable: false }
     }
 }
 
@@ -204,47 +189,51 @@ pub(crate) fn load(request: &Request) -> Result<Loaded, Problems> {
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect::<Vec<_>>();
     let mut loaded = load_with(request, &environment)?;
-    let resolved = loaded.settings.resolve_interface(Path::new(SYSFS_CLASSES));
-    resolved.map_err(|other| Problems(vec![other.into()]))?;
+    loaded.settings.resolve_interface(Path::new(SYSFS_CLASSES))?;
     Ok(loaded)
 }
 
 fn load_with(request: &Request, environment: &[(String, String)]) -> Result<Loaded, Problems> {
-    let mut problems = Vec::new();
+    let mut problems = Problems::default();
     let mut layers = Layers::default();
-    layers.push(Layer::built_in("config/steerd.toml", DEFAULTS), &mut problems);
+    let mut is_whole = true;
+    let mut add = |layer: Result<Layer, Problems>| {
+        is_whole &= layer.is_ok();
+        layers.push(layer, &mut problems);
+    };
+    add(Layer::built_in("config/steerd.toml", DEFAULTS));
     if request.demo {
-        layers.push(Layer::built_in("config/demo.toml", DEMO), &mut problems);
+        add(Layer::built_in("config/demo.toml", DEMO));
     }
     if let Some(path) = &request.file {
-        layers.push(Layer::file(path), &mut problems);
+        add(Layer::file(path));
     }
     for (name, value) in environment {
-        if let Some(layer) = Layer::variable(name, value) {
-            layers.push(layer, &mut problems);
-        }
+        Layer::variable(name, value).into_iter().for_each(&mut add);
     }
     if let Some(interface) = &request.interface {
-        layers.push(Layer::of_interface(interface, request.nic_filters), &mut problems);
+        add(Layer::of_interface(interface, request.nic_filters));
     }
-    for layer in flags(request) {
-        layers.push(layer, &mut problems);
-    }
-    if !problems.is_empty() {
-        return Err(Problems(problems));
-    }
-    let mut settings = layers.merge().map_err(|problem| Problems(vec![problem]))?;
+    flags(request).into_iter().for_each(&mut add);
+    let mut settings = match layers.merge() {
+        Ok(settings) => settings,
+        Err(found) if problems.is_empty() => return Err(found),
+        Err(_) => return Err(problems),
+    };
     settings.softnic.wires = layers.wires();
-    settings.device.ports_origin = layers
+    settings.device.ports_place = layers
         .origin("device.ports")
         .filter(|origin| !matches!(origin, Origin::BuiltIn(_)))
-        .map(ToString::to_string);
-    limits::check(&settings, &layers, &mut problems);
+        .map(|_| layers.place("device.ports"));
+    // Without a layer the values are others than those that were meant.
+    if is_whole {
+        limits::check(&settings, &layers, &mut problems);
+    }
     let policy = policy_source(request, &settings, &layers);
-    if problems.is_empty() { Ok(Loaded { settings, policy }) } else { Err(Problems(problems)) }
+    if problems.is_empty() { Ok(Loaded { settings, policy }) } else { Err(problems) }
 }
 
-fn flags(request: &Request) -> Vec<Result<Layer, Vec<Problem>>> {
+fn flags(request: &Request) -> Vec<Result<Layer, Problems>> {
     let text = |path: &PathBuf| path.to_string_lossy().into_owned();
     [
         ("--policy", "policy.file", request.policy.as_ref().map(text)),

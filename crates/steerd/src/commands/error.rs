@@ -84,6 +84,15 @@ pub(crate) enum Error {
 }
 
 impl Error {
+    /// The problems of the settings, if they are the reason; they are to be printed before the error.
+    pub(crate) fn of_settings(&self) -> Option<&Problems> {
+        match self {
+            Self::Settings(problems) | Self::Daemon(daemon::Error::Settings(problems)) => Some(problems),
+            Self::Compare(error) => error.of_settings(),
+            _ => None,
+        }
+    }
+
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Policy(_)
@@ -112,7 +121,7 @@ impl Error {
 
 fn of_settings(problems: &Problems) -> u8 {
     // The text of the file may be right.
-    if problems.are_unreadable() { 9 } else { 3 }
+    if problems.are_unreadable { 9 } else { 3 }
 }
 
 fn of_daemon(error: &daemon::Error) -> u8 {

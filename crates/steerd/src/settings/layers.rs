@@ -1,24 +1,36 @@
 //! The layers of the settings: each is read and checked alone, then the `config` crate merges them.
 //!
-//! `settings::load_with` pushes them lowest first. A layer keeps its origin, so that an error can name
-//! "steerd.toml:12:5" or "STEERD_HTTP__LISTEN". Values are checked for their types only.
+//! `settings::load_with` pushes them lowest first. A layer keeps its text, so that a problem has the place
+//! "steerd.toml:12:5", or the variable or option that gives the value. Values are checked for their types
+//! only.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use device_model::DeviceModel;
+use policy::{Diagnostic, DocumentKind, Place, Source};
 use rustix::io::Errno;
+use toml::de::DeTable;
 use toml::{Table, Value};
 
+use super::document::{self, Document};
 use super::types::{AUTO_SOCKET, AUTO_STATE, COUNTERS};
-use super::{Problem, Settings};
+use super::{Problems, Settings};
 use crate::cli::NicFilterUse;
 
 const PREFIX: &str = "STEERD_";
 const SEPARATOR: &str = "__";
 /// The largest settings file.
 const MAX_FILE_BYTES: u64 = 1 << 20;
+
+const SETTINGS: DocumentKind = DocumentKind {
+    name: "the settings",
+    form: "begin with a section, such as [device]; config/steerd.toml has all of them",
+    tables: "write [SECTION], or [[softnic.ports]] for a port",
+};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
@@ -28,13 +40,14 @@ pub(crate) enum Origin {
     Flag(&'static str),
 }
 
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Origin {
+    /// The name of the text in diagnostics.
+    fn name(&self) -> String {
         match self {
-            Self::BuiltIn(name) => write!(f, "{name} (built in)"),
-            Self::File(path) => write!(f, "{}", path.display()),
-            Self::Variable(name) => write!(f, "environment variable {name}"),
-            Self::Flag(flag) => write!(f, "{flag}"),
+            Self::BuiltIn(name) => format!("{name} (built in)"),
+            Self::File(path) => path.display().to_string(),
+            Self::Variable(name) => format!("environment variable {name}"),
+            Self::Flag(flag) => (*flag).to_owned(),
         }
     }
 }
@@ -42,25 +55,23 @@ impl fmt::Display for Origin {
 #[derive(Debug)]
 pub(super) struct Layer {
     origin: Origin,
+    /// The text with its name in diagnostics: that of a file, or the value of a variable or an option.
+    source: Arc<Source>,
+    /// The text that was read; that of a value has its key before it.
+    text: String,
     table: Table,
+    problems: Vec<Diagnostic>,
+    /// The sections of which entries are left out, because they have problems.
+    incomplete: BTreeSet<String>,
 }
 
 impl Layer {
-    pub(super) fn built_in(name: &'static str, text: &str) -> Result<Self, Vec<Problem>> {
-        Self::parse(Origin::BuiltIn(name), text)
+    pub(super) fn built_in(name: &'static str, text: &str) -> Result<Self, Problems> {
+        Self::of_file(Origin::BuiltIn(name), text.to_owned())
     }
 
-    pub(super) fn file(path: &Path) -> Result<Self, Vec<Problem>> {
-        let text = read(path).map_err(|error| {
-            vec![Problem {
-                origin: path.display().to_string(),
-                key: String::new(),
-                message: format!("cannot read the settings file: {}", error.message),
-                hint: None,
-                is_unreadable: error.is_unreadable,
-            }]
-        })?;
-        let mut layer = Self::parse(Origin::File(path.to_owned()), &text)?;
+    pub(super) fn file(path: &Path) -> Result<Self, Problems> {
+        let mut layer = Self::of_file(Origin::File(path.to_owned()), read(path)?)?;
         rebase(&mut layer.table, path.parent().unwrap_or(Path::new("")));
         Ok(layer)
     }
@@ -68,54 +79,49 @@ impl Layer {
     /// `None` for a variable that is not a setting: Kubernetes sets STEERD_SERVICE_HOST and others for a
     /// service called steerd. Without a double underscore, only a bare section, or a name that becomes a
     /// setting by doubling an underscore, is reported as a mistake.
-    pub(super) fn variable(name: &str, value: &str) -> Option<Result<Self, Vec<Problem>>> {
+    pub(super) fn variable(name: &str, value: &str) -> Option<Result<Self, Problems>> {
         let rest = name.strip_prefix(PREFIX)?;
+        let origin = Origin::Variable(name.to_owned());
+        let unknown = |hint: String| {
+            let mut layer = Self::of_value(origin.clone(), value, String::new());
+            if let Ok(layer) = &mut layer {
+                let place = Place::new(&layer.source, 0..value.len());
+                layer.problems.push(place.error("no such setting", "this variable").hint(hint));
+            }
+            layer
+        };
         if !rest.contains(SEPARATOR) {
             let hint = whole_section(rest).or_else(|| {
                 let meant = misspelt(rest)?;
                 Some(format!("section and key are separated by two underscores: {PREFIX}{meant}"))
             });
-            return hint.map(|hint| {
-                Err(vec![Problem {
-                    origin: format!("environment variable {name}"),
-                    key: String::new(),
-                    message: "no such setting".into(),
-                    hint: Some(hint),
-                    is_unreadable: false,
-                }])
-            });
+            return hint.map(unknown);
         }
         let key = rest.to_ascii_lowercase().replace(SEPARATOR, ".");
-        let origin = Origin::Variable(name.to_owned());
         if key.split('.').any(|part| part.is_empty() || !is_bare_key(part)) {
-            return Some(Err(vec![Problem {
-                origin: origin.to_string(),
-                key: String::new(),
-                message: "no such setting".into(),
-                hint: Some("the form is STEERD_SECTION__KEY, e.g. STEERD_HTTP__LISTEN".into()),
-                is_unreadable: false,
-            }]));
+            return Some(unknown("the form is STEERD_SECTION__KEY, e.g. STEERD_HTTP__LISTEN".to_owned()));
         }
         // A TOML value (a number, a list, true) is taken as such, all else as a string.
-        let as_string = format!("{key} = {}", Value::String(value.to_owned()));
         let table = format!("value = {value}").parse::<Table>().unwrap_or_default();
         if let (Some(typed), 1) = (table.get("value"), table.len()) {
-            let typed = Self::parse(origin.clone(), &format!("{key} = {typed}"));
-            if typed.is_ok() || value.starts_with(['"', '[', '{']) {
+            let typed = Self::of_value(origin.clone(), value, format!("{key} = {typed}"));
+            let is_right = typed.as_ref().is_ok_and(|typed| typed.problems.is_empty());
+            if is_right || value.starts_with(['"', '[', '{']) {
                 return Some(typed);
             }
         }
-        Some(Self::parse(origin, &as_string))
+        Some(Self::of_value(origin, value, format!("{key} = {}", Value::String(value.to_owned()))))
     }
 
-    pub(super) fn flag(flag: &'static str, key: &str, value: &str) -> Result<Self, Vec<Problem>> {
-        Self::parse(Origin::Flag(flag), &format!("{key} = {}", Value::String(value.to_owned())))
+    pub(super) fn flag(flag: &'static str, key: &str, value: &str) -> Result<Self, Problems> {
+        let text = format!("{key} = {}", Value::String(value.to_owned()));
+        Self::of_value(Origin::Flag(flag), value, text)
     }
 
     /// A soft NIC whose one port is a network interface.
-    pub(super) fn of_interface(name: &str, filters: Option<NicFilterUse>) -> Result<Self, Vec<Problem>> {
-        let name = Value::String(name.to_owned());
-        let wire = format!("{{ kind = \"af_xdp\", interface = {name}, mode = \"auto\" }}");
+    pub(super) fn of_interface(name: &str, filters: Option<NicFilterUse>) -> Result<Self, Problems> {
+        let quoted = Value::String(name.to_owned());
+        let wire = format!("{{ kind = \"af_xdp\", interface = {quoted}, mode = \"auto\" }}");
         let filters = match filters.unwrap_or_default() {
             NicFilterUse::Off => "",
             NicFilterUse::Drop => ", nic_filters = \"drop\"",
@@ -123,14 +129,42 @@ impl Layer {
         let text = format!(
             "device.name = \"softnic0\"\nsoftnic.name = \"softnic0\"\nsoftnic.ports = [{{ wire = {wire}{filters} }}]\n"
         );
-        Self::parse(Origin::Flag("--interface"), &text)
+        Self::of_value(Origin::Flag("--interface"), name, text)
     }
 
-    fn parse(origin: Origin, text: &str) -> Result<Self, Vec<Problem>> {
-        let problem = |error: &toml::de::Error| vec![describe(&origin, text, error)];
-        toml::from_str::<Settings>(text).map_err(|error| problem(&error))?;
-        let table = text.parse::<Table>().map_err(|error| problem(&error))?;
-        Ok(Self { origin, table })
+    fn of_file(origin: Origin, text: String) -> Result<Self, Problems> {
+        let source = Arc::new(Source::new(origin.name(), text.as_str()));
+        Self::parse(origin, source, text)
+    }
+
+    fn of_value(origin: Origin, value: &str, text: String) -> Result<Self, Problems> {
+        let source = Arc::new(Source::value(origin.name(), value));
+        Self::parse(origin, source, text)
+    }
+
+    /// # Errors
+    /// The text is not TOML. Other problems are in the layer.
+    fn parse(origin: Origin, source: Arc<Source>, text: String) -> Result<Self, Problems> {
+        let parsed = Arc::new(Source::new(source.name.as_str(), text.as_str()));
+        let tree = policy::read_document(&parsed, &SETTINGS)?;
+        let at = |span| place_of(&origin, &source, span);
+        let Document { table, problems, incomplete, .. } = document::read::<Settings>(tree.get_ref(), &at);
+        Ok(Self { origin, source, text, table, problems, incomplete })
+    }
+
+    /// The place of the value at a dotted key.
+    fn place(&self, key: &str) -> Place {
+        let tree = DeTable::parse(&self.text).ok();
+        let span = tree.and_then(|tree| document::span_of(tree.get_ref(), key));
+        place_of(&self.origin, &self.source, span.unwrap_or(0..0))
+    }
+}
+
+/// The place of a span of the text that was read. A variable or an option is one place.
+fn place_of(origin: &Origin, source: &Arc<Source>, span: Range<usize>) -> Place {
+    match origin {
+        Origin::BuiltIn(_) | Origin::File(_) => Place::new(source, span),
+        Origin::Variable(_) | Origin::Flag(_) => Place::new(source, 0..source.text.len()),
     }
 }
 
@@ -139,25 +173,42 @@ impl Layer {
 pub(crate) struct Layers(Vec<Layer>);
 
 impl Layers {
-    pub(super) fn push(&mut self, layer: Result<Layer, Vec<Problem>>, problems: &mut Vec<Problem>) {
+    /// Adds a layer; its problems go to the others.
+    pub(super) fn push(&mut self, layer: Result<Layer, Problems>, problems: &mut Problems) {
         match layer {
-            Ok(layer) => self.0.push(layer),
+            Ok(mut layer) => {
+                layer.problems.drain(..).for_each(|problem| problems.push(problem));
+                self.0.push(layer);
+            }
             Err(found) => problems.extend(found),
         }
     }
 
-    pub(super) fn merge(&self) -> Result<Settings, Problem> {
+    /// The values of the topmost layers that have them.
+    ///
+    /// # Errors
+    /// The values of several layers do not fit together.
+    pub(super) fn merge(&self) -> Result<Settings, Problems> {
         let merged = self.0.iter().fold(config::Config::builder(), |builder, layer| {
             let text = layer.table.to_string();
             builder.add_source(config::File::from_str(&text, config::FileFormat::Toml))
         });
-        merged.build().and_then(config::Config::try_deserialize).map_err(|error| Problem {
-            origin: "settings".into(),
-            key: String::new(),
-            message: error.to_string(),
-            hint: None,
-            is_unreadable: false,
-        })
+        let merged = merged.build().and_then(config::Config::try_deserialize::<Table>);
+        let text = merged.map(|table| table.to_string()).map_err(|error| {
+            let nowhere = Arc::new(Source::value("settings", ""));
+            Problems::from(Place::new(&nowhere, 0..0).error(error.to_string(), ""))
+        })?;
+        let source = Arc::new(Source::value("settings", text));
+        let tree = policy::read_document(&source, &SETTINGS)?;
+        let read = document::read::<Settings>(tree.get_ref(), &|span| Place::new(&source, span));
+        if read.problems.is_empty() { Ok(read.values) } else { Err(read.problems.into()) }
+    }
+
+    /// Whether no entry of these sections was left out.
+    pub(super) fn are_complete(&self, sections: &[&str]) -> bool {
+        let is_incomplete =
+            |layer: &Layer| sections.iter().any(|section| layer.incomplete.contains(*section));
+        !self.0.iter().any(is_incomplete)
     }
 
     /// The wires of the soft NIC's ports, as TOML. Lists are not merged: the topmost layer that has one
@@ -168,49 +219,61 @@ impl Layers {
         ports.iter().filter_map(|port| port.get("wire").map(Value::to_string)).collect()
     }
 
-    /// The topmost layer that sets `key` ("http.listen").
+    /// The origin of the value at a key ("http.listen").
     pub(super) fn origin(&self, key: &str) -> Option<&Origin> {
+        self.topmost(key).map(|layer| &layer.origin)
+    }
+
+    /// The place of the value at a key, of which a part can be a place in a list, from 0; that of the section
+    /// if no layer has the key.
+    pub(super) fn place(&self, key: &str) -> Place {
+        let nowhere = || Place::new(&Arc::new(Source::value("settings", "")), 0..0);
+        let layer = self.topmost(key).or_else(|| self.topmost(key.split('.').next()?));
+        layer.map_or_else(nowhere, |layer| layer.place(key))
+    }
+
+    /// The topmost layer that sets `key`.
+    fn topmost(&self, key: &str) -> Option<&Layer> {
+        fn inner<'v>(value: &'v Value, part: &str) -> Option<&'v Value> {
+            part.parse::<usize>().map_or_else(|_| value.get(part), |number| value.get(number))
+        }
         let sets = |layer: &&Layer| {
             let mut parts = key.split('.');
             let first = parts.next().and_then(|part| layer.table.get(part));
-            parts.try_fold(first, |value, part| value.map(|value| value.get(part))).flatten().is_some()
+            first.and_then(|first| parts.try_fold(first, inner)).is_some()
         };
-        self.0.iter().rev().find(sets).map(|layer| &layer.origin)
-    }
-}
-
-/// The reason why a settings file is not read.
-struct Unreadable {
-    message: String,
-    is_unreadable: bool,
-}
-
-impl From<String> for Unreadable {
-    fn from(message: String) -> Self {
-        Self { message, is_unreadable: false }
+        self.0.iter().rev().find(sets)
     }
 }
 
 /// The text of a settings file.
-fn read(path: &Path) -> Result<String, Unreadable> {
-    let bytes = regular_file::read(path, MAX_FILE_BYTES).map_err(|error| match error {
-        regular_file::FileError::TooLarge(most) => {
-            format!("it has more than {most} bytes; settings have a few thousand").into()
+fn read(path: &Path) -> Result<String, Problems> {
+    let name = path.display().to_string();
+    let unreadable = |why: &dyn fmt::Display| {
+        let place = Place::new(&Arc::new(Source::value(name.as_str(), "")), 0..0);
+        place.error(format!("cannot read the settings file: {why}"), "")
+    };
+    let bytes = regular_file::read(path, MAX_FILE_BYTES).map_err(|error| -> Problems {
+        match error {
+            regular_file::FileError::TooLarge(most) => {
+                unreadable(&format!("it has more than {most} bytes; settings have a few thousand")).into()
+            }
+            regular_file::FileError::Io(error) => {
+                // Others are as wrong the next time.
+                let may_pass = matches!(
+                    Errno::from_io_error(&error),
+                    Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::IO | Errno::STALE)
+                );
+                Problems { are_unreadable: may_pass, ..unreadable(&error).into() }
+            }
+            error => unreadable(&error).into(),
         }
-        regular_file::FileError::Io(error) => {
-            // Others are as wrong the next time.
-            let may_pass = matches!(
-                Errno::from_io_error(&error),
-                Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::IO | Errno::STALE)
-            );
-            Unreadable { message: error.to_string(), is_unreadable: may_pass }
-        }
-        error => error.to_string().into(),
     })?;
     String::from_utf8(bytes).map_err(|error| {
-        let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
-        let line = 1 + valid.iter().filter(|byte| **byte == b'\n').count();
-        format!("line {line} has a byte that is not UTF-8").into()
+        let at = error.utf8_error().valid_up_to();
+        let text = String::from_utf8_lossy(&error.as_bytes()[..at]).into_owned();
+        let place = Place::new(&Arc::new(Source::new(name.as_str(), text)), at..at);
+        place.error("this byte is not UTF-8", "here").hint("save the file as UTF-8").into()
     })
 }
 
@@ -254,66 +317,8 @@ fn rebase(table: &mut Table, folder: &Path) {
     others.into_iter().flatten().for_each(rebase_ports);
 }
 
-fn describe(origin: &Origin, text: &str, error: &toml::de::Error) -> Problem {
-    let message = error.message().lines().next().unwrap_or_default().to_owned();
-    let span = error.span().unwrap_or(0..0);
-    let origin_text = match origin {
-        Origin::BuiltIn(_) | Origin::File(_) => {
-            let (line, column) = line_and_column(text, span.start);
-            format!("{origin}:{line}:{column}")
-        }
-        Origin::Variable(_) | Origin::Flag(_) => origin.to_string(),
-    };
-    let hint = nearest(&message).map(|name| format!("did you mean `{name}`?"));
-    Problem { origin: origin_text, key: key_at(text, &span), message, hint, is_unreadable: false }
-}
-
-fn line_and_column(text: &str, offset: usize) -> (usize, usize) {
-    let before = text.get(..offset).unwrap_or(text);
-    let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-    (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
-}
-
-/// The dotted key whose line, or whose multi-line value, holds the span.
-fn key_at(text: &str, span: &Range<usize>) -> String {
-    let (mut table, mut key) = (String::new(), String::new());
-    let mut offset = 0;
-    for line in text.split_inclusive('\n') {
-        if offset > span.start {
-            break;
-        }
-        let trimmed = line.trim();
-        if trimmed.starts_with('[') && trimmed.ends_with(']') && !trimmed.contains('=') {
-            table = trimmed.trim_matches(['[', ']']).trim().to_owned();
-            key.clear();
-        } else if let Some((name, _)) = trimmed.split_once('=')
-            && name.trim().split('.').all(is_bare_key)
-        {
-            name.trim().clone_into(&mut key);
-        }
-        offset += line.len();
-    }
-    match (table.is_empty(), key.is_empty()) {
-        (true, _) => key,
-        (false, true) => table,
-        (false, false) => format!("{table}.{key}"),
-    }
-}
-
 fn is_bare_key(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
-}
-
-/// From serde's "unknown field `x`, expected one of `a`, `b`": the name that is most similar to `x`, if any
-/// is.
-fn nearest(message: &str) -> Option<&str> {
-    let mut quoted = message.split('`').skip(1).step_by(2);
-    let wrong = quoted.next().filter(|_| message.starts_with("unknown"))?;
-    quoted
-        .map(|name| (strsim::levenshtein(wrong, name), name))
-        .filter(|(distance, name)| *distance <= name.len().max(4) / 2)
-        .min()
-        .map(|(_, name)| name)
 }
 
 /// If `rest` ("LOG") names a section without a key: the names of its variables.

@@ -7,13 +7,15 @@ use std::error::Error as _;
 
 use device_model::{BaseModel, DeviceModel, LoadError};
 use nic_filters::FilterModel;
+use policy::Diagnostic;
 use softnic::{FaultPlan, PORT_MTU_BYTES};
 use wire::WireConfig;
 
 use super::layers::Layers;
 use super::types::{Cores, FrameBytes, Provider, Settings, SoftNic, SoftNicMode, SoftNicPort};
-use super::{Origin, Problem, log_filter};
+use super::{Problems, log_filter};
 use crate::cli::NicFilterUse;
+use crate::message::Hinted;
 
 /// No known device has indirection tables for more queues.
 const MAX_WORKERS: usize = 1024;
@@ -32,34 +34,78 @@ const BATCH: std::ops::RangeInclusive<usize> = 1..=256;
 /// A busy machine may keep a thread waiting for less; a limit of more than an hour would be of no use.
 const STALL_MS: std::ops::RangeInclusive<u64> = 100..=3_600_000;
 
-pub(super) fn check(settings: &Settings, layers: &Layers, problems: &mut Vec<Problem>) {
+/// The remedy for workers that cannot be.
+const AUTO_CORES: &str = "\"auto\": one worker for each physical core";
+
+/// Reports a value: its key, of which a part can be a place in a list, the problem, and a remedy.
+type Report<'r> = dyn FnMut(&str, String, Option<&str>) + 'r;
+
+type Check = fn(&Settings, &mut Report<'_>);
+
+/// The checks, each with the sections that it is about.
+const CHECKS: [(&[&str], Check); 8] = [
+    (&["device"], check_device),
+    (&["workers"], check_workers),
+    (&["softnic", "workers", "device"], check_softnic),
+    (&["http"], check_http),
+    (&["api"], check_api),
+    (&["policy"], check_policy),
+    (&["log"], check_log),
+    (&["health"], check_health),
+];
+
+/// Reports values that are not possible. Sections with entries that were left out are not checked.
+pub(super) fn check(settings: &Settings, layers: &Layers, problems: &mut Problems) {
     let mut report = |key: &str, message: String, hint: Option<&str>| {
-        let origin = layers.origin(key).map_or_else(|| "settings".into(), Origin::to_string);
-        let hint = hint.map(Into::into);
-        problems.push(Problem { origin, key: key.into(), message, hint, is_unreadable: false });
+        let named: Vec<&str> = key.split('.').take_while(|part| part.parse::<usize>().is_err()).collect();
+        let Hinted { message, hint: own } = Hinted::of(&message);
+        let problem = layers.place(key).error(format!("{}: {message}", named.join(".")), "this value");
+        problems.push(hint.map(str::to_owned).or(own).into_iter().fold(problem, Diagnostic::hint));
     };
-    check_device(settings, &mut report);
-    check_workers(settings, &mut report);
-    check_softnic(settings, &mut report);
-    check_http(settings, &mut report);
-    check_api(settings, &mut report);
-    if settings.policy.file.as_os_str().is_empty() {
-        report("policy.file", "must name a file".into(), None);
-    }
-    if let Err(error) = log_filter::check_filter(&settings.log.filter) {
-        report("log.filter", error, Some("e.g. \"info\" or \"steerd=debug,info\""));
-    }
-    if !STALL_MS.contains(&settings.health.stall_ms) {
-        report("health.stall_ms", out_of_range(settings.health.stall_ms, STALL_MS), None);
+    let complete = CHECKS.iter().filter(|(sections, _)| layers.are_complete(sections));
+    complete.for_each(|(_, check)| check(settings, &mut report));
+}
+
+/// The limits of a number.
+pub(super) fn range_of(key: &str) -> Option<(i64, i64)> {
+    let of_u32 = |range: std::ops::RangeInclusive<u32>| (i64::from(*range.start()), i64::from(*range.end()));
+    match key {
+        "workers.frames" => Some(of_u32(FRAMES)),
+        "workers.frame_bytes" => Some(of_u32(FRAME_BYTES)),
+        "workers.idle_us" => Some(of_u32(IDLE_US)),
+        "workers.batch" => Some((*BATCH.start() as i64, *BATCH.end() as i64)),
+        "health.stall_ms" => Some((STALL_MS.start().cast_signed(), STALL_MS.end().cast_signed())),
+        "softnic.threads" => Some((1, MAX_PORTS as i64)),
+        "softnic.core" | "softnic.cores" | "workers.cores" => Some((0, MAX_CORE as i64)),
+        _ => None,
     }
 }
 
-fn check_http(settings: &Settings, report: &mut dyn FnMut(&str, String, Option<&str>)) {
+fn check_policy(settings: &Settings, report: &mut Report<'_>) {
+    if settings.policy.file.as_os_str().is_empty() {
+        report("policy.file", "must name a file".into(), Some("a path, relative to the settings file"));
+    }
+}
+
+fn check_log(settings: &Settings, report: &mut Report<'_>) {
+    if let Err(error) = log_filter::check_filter(&settings.log.filter) {
+        report("log.filter", error, Some("e.g. \"info\" or \"steerd=debug,info\""));
+    }
+}
+
+fn check_health(settings: &Settings, report: &mut Report<'_>) {
+    if !STALL_MS.contains(&settings.health.stall_ms) {
+        let (message, hint) = out_of_range(settings.health.stall_ms, STALL_MS);
+        report("health.stall_ms", message, Some(&hint));
+    }
+}
+
+fn check_http(settings: &Settings, report: &mut Report<'_>) {
     let is_name =
         |host: &str| !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || ".-_".contains(c));
     let hosts = &settings.http.hosts;
     if hosts.len() > MAX_HOSTS {
-        report("http.hosts", format!("at most {MAX_HOSTS} names are possible"), None);
+        report("http.hosts", format!("at most {MAX_HOSTS} names are possible"), Some("list fewer"));
     }
     if let Some(host) = hosts.iter().find(|host| !is_name(host)) {
         let hint = "without scheme, port and path, e.g. \"node7.example.com\"";
@@ -67,17 +113,17 @@ fn check_http(settings: &Settings, report: &mut dyn FnMut(&str, String, Option<&
     }
 }
 
-fn check_api(settings: &Settings, report: &mut dyn FnMut(&str, String, Option<&str>)) {
+fn check_api(settings: &Settings, report: &mut Report<'_>) {
     let api = &settings.api;
     if api.socket.as_os_str().is_empty() {
         report("api.socket", "must not be empty".into(), Some("api.enabled = false for no socket"));
     }
     if api.admins.len() > MAX_ADMINS {
-        report("api.admins", format!("at most {MAX_ADMINS} user ids are possible"), None);
+        report("api.admins", format!("at most {MAX_ADMINS} user ids are possible"), Some("list fewer"));
     }
 }
 
-fn check_device(settings: &Settings, report: &mut dyn FnMut(&str, String, Option<&str>)) {
+fn check_device(settings: &Settings, report: &mut Report<'_>) {
     let device = &settings.device;
     if device.name.is_empty() {
         report("device.name", "must not be empty".into(), Some("\"auto\" takes the only device there is"));
@@ -105,11 +151,11 @@ fn check_device(settings: &Settings, report: &mut dyn FnMut(&str, String, Option
         report("device.ports", "there is no port 0".into(), Some("ports count from 1"));
     }
     if has_repetition(&device.ports) {
-        report("device.ports", "names a port twice".into(), None);
+        report("device.ports", "names a port twice".into(), Some("list each port once"));
     }
 }
 
-fn check_workers(settings: &Settings, report: &mut dyn FnMut(&str, String, Option<&str>)) {
+fn check_workers(settings: &Settings, report: &mut Report<'_>) {
     let workers = &settings.workers;
     let count = match &workers.cores {
         Cores::Auto => 1,
@@ -117,46 +163,50 @@ fn check_workers(settings: &Settings, report: &mut dyn FnMut(&str, String, Optio
         Cores::List(cores) => cores.len(),
     };
     if count == 0 || count > MAX_WORKERS {
-        report("workers.cores", format!("1 to {MAX_WORKERS} workers are possible, not {count}"), None);
+        report(
+            "workers.cores",
+            format!("1 to {MAX_WORKERS} workers are possible, not {count}"),
+            Some(AUTO_CORES),
+        );
     }
     if let Cores::List(cores) = &workers.cores {
         if has_repetition(cores) {
             report("workers.cores", "names a core twice".into(), Some("a worker owns its core"));
         }
         if let Some(core) = cores.iter().find(|core| **core > MAX_CORE) {
-            report("workers.cores", format!("core {core} is beyond {MAX_CORE}"), None);
+            report("workers.cores", format!("core {core} is beyond {MAX_CORE}"), Some(AUTO_CORES));
         }
     }
     if !FRAMES.contains(&workers.frames) {
-        report("workers.frames", out_of_range(workers.frames, FRAMES), None);
+        let (message, hint) = out_of_range(workers.frames, FRAMES);
+        report("workers.frames", message, Some(&hint));
     }
     if let FrameBytes::Bytes(frame_bytes) = workers.frame_bytes
         && !FRAME_BYTES.contains(&frame_bytes)
     {
-        report("workers.frame_bytes", out_of_range(frame_bytes, FRAME_BYTES), Some("\"auto\": by the MTUs"));
+        let (message, hint) = out_of_range(frame_bytes, FRAME_BYTES);
+        report("workers.frame_bytes", message, Some(&format!("{hint}, or \"auto\": by the MTUs")));
     }
     if !BATCH.contains(&workers.batch) {
-        report("workers.batch", out_of_range(workers.batch, BATCH), None);
+        let (message, hint) = out_of_range(workers.batch, BATCH);
+        report("workers.batch", message, Some(&hint));
     }
     if !IDLE_US.contains(&workers.idle_us) {
-        report(
-            "workers.idle_us",
-            out_of_range(workers.idle_us, IDLE_US),
-            Some("idle = \"spin\" never sleeps"),
-        );
+        let (message, hint) = out_of_range(workers.idle_us, IDLE_US);
+        report("workers.idle_us", message, Some(&format!("{hint}; idle = \"spin\" never sleeps")));
     }
     if workers.pages.is_empty() {
         report("workers.pages", "must list at least one kind".into(), Some("\"plain\" always works"));
     }
 }
 
-fn check_softnic(settings: &Settings, report: &mut dyn FnMut(&str, String, Option<&str>)) {
+fn check_softnic(settings: &Settings, report: &mut Report<'_>) {
     let nic = &settings.softnic;
     if nic.ports.len() > MAX_PORTS {
-        report("softnic.ports", format!("at most {MAX_PORTS} ports are possible"), None);
+        report("softnic.ports", format!("at most {MAX_PORTS} ports are possible"), Some("list fewer"));
     }
     if !nic.ports.is_empty() && nic.name.is_empty() {
-        report("softnic.name", "must not be empty".into(), None);
+        report("softnic.name", "must not be empty".into(), Some("e.g. \"softnic0\""));
     }
     check_engine_threads(nic, report);
     check_mtu("softnic.ports", "", &nic.ports, report);
@@ -193,21 +243,23 @@ fn check_softnic(settings: &Settings, report: &mut dyn FnMut(&str, String, Optio
 }
 
 /// Checks the settings of the filters of NICs.
-fn check_filters(nic: &SoftNic, report: &mut dyn FnMut(&str, String, Option<&str>)) {
+fn check_filters(nic: &SoftNic, report: &mut Report<'_>) {
     for (port, number) in nic.ports.iter().zip(1..) {
         let is_used = port.nic_filters == NicFilterUse::Drop;
         if is_used && !matches!(port.wire, WireConfig::AfXdp(_)) {
             let message = format!("port {number}: nic_filters = \"drop\" is for the wire af_xdp");
-            report("softnic.ports", message, Some("wire.kind = \"af_xdp\", or leave nic_filters out"));
+            let key = format!("softnic.ports.{}.nic_filters", number - 1);
+            report(&key, message, Some("wire.kind = \"af_xdp\", or leave nic_filters out"));
         }
         let Some(model) = &port.filter_model else { continue };
+        let key = format!("softnic.ports.{}.filter_model", number - 1);
         if !is_used {
             let message = format!("port {number}: filter_model is for nic_filters = \"drop\"");
-            report("softnic.ports", message, Some("add nic_filters = \"drop\", or leave filter_model out"));
+            report(&key, message, Some("add nic_filters = \"drop\", or leave filter_model out"));
         }
         if let Err(error) = FilterModel::named_or_file(model) {
             let source = error.source().map_or_else(String::new, |source| format!(": {source}"));
-            report("softnic.ports", format!("port {number}: filter_model: {error}{source}"), None);
+            report(&key, format!("port {number}: filter_model: {error}{source}"), None);
         }
     }
     for other in &nic.others {
@@ -220,7 +272,7 @@ fn check_filters(nic: &SoftNic, report: &mut dyn FnMut(&str, String, Option<&str
 }
 
 /// Refuses settings that the model below rdma-core's mlx5 provider does not have.
-fn check_provider(nic: &SoftNic, base: BaseModel, report: &mut dyn FnMut(&str, String, Option<&str>)) {
+fn check_provider(nic: &SoftNic, base: BaseModel, report: &mut Report<'_>) {
     let key = "softnic.provider";
     if nic.provider != Provider::Mlx5 {
         return;
@@ -243,7 +295,7 @@ fn check_provider(nic: &SoftNic, base: BaseModel, report: &mut dyn FnMut(&str, S
     }
 }
 
-fn check_engine_threads(nic: &SoftNic, report: &mut dyn FnMut(&str, String, Option<&str>)) {
+fn check_engine_threads(nic: &SoftNic, report: &mut Report<'_>) {
     let keys = [
         ("softnic.core", nic.core.is_some()),
         ("softnic.cores", nic.cores.is_some()),
@@ -272,7 +324,11 @@ fn check_engine_threads(nic: &SoftNic, report: &mut dyn FnMut(&str, String, Opti
         report(key, "names a core twice".into(), Some("one thread serves several ports as well"));
     }
     if let Some(core) = threads.iter().flatten().find(|core| **core > MAX_CORE) {
-        report(key, format!("core {core} is beyond {MAX_CORE}"), None);
+        report(
+            key,
+            format!("core {core} is beyond {MAX_CORE}"),
+            Some("leave it out for threads that are not pinned"),
+        );
     }
     if !nic.ports.is_empty() && count > nic.ports.len() {
         let message = format!(
@@ -284,24 +340,26 @@ fn check_engine_threads(nic: &SoftNic, report: &mut dyn FnMut(&str, String, Opti
 }
 
 /// `of`: what messages begin with.
-fn check_mtu(key: &str, of: &str, ports: &[SoftNicPort], report: &mut dyn FnMut(&str, String, Option<&str>)) {
-    for mtu_bytes in ports.iter().filter_map(|port| port.mtu_bytes) {
-        if !PORT_MTU_BYTES.contains(&mtu_bytes) {
-            report(key, format!("{of}mtu_bytes {}", out_of_range(mtu_bytes, PORT_MTU_BYTES)), None);
+fn check_mtu(key: &str, of: &str, ports: &[SoftNicPort], report: &mut Report<'_>) {
+    for (index, port) in ports.iter().enumerate() {
+        if let Some(mtu_bytes) = port.mtu_bytes.filter(|mtu_bytes| !PORT_MTU_BYTES.contains(mtu_bytes)) {
+            let (message, hint) = out_of_range(mtu_bytes, PORT_MTU_BYTES);
+            report(&format!("{key}.{index}.mtu_bytes"), format!("{of}mtu_bytes {message}"), Some(&hint));
         }
     }
 }
 
-fn check_other_softnics(nic: &SoftNic, device: &str, report: &mut dyn FnMut(&str, String, Option<&str>)) {
+fn check_other_softnics(nic: &SoftNic, device: &str, report: &mut Report<'_>) {
     let key = "softnic.others";
     if nic.others.len() > MAX_OTHERS {
-        report(key, format!("at most {MAX_OTHERS} further soft NICs are possible"), None);
+        report(key, format!("at most {MAX_OTHERS} further soft NICs are possible"), Some("list fewer"));
     }
     let mut names = vec![nic.name.as_str()];
-    for other in &nic.others {
+    for (index, other) in nic.others.iter().enumerate() {
         if other.name.is_empty() || names.contains(&other.name.as_str()) {
             let hint = "each soft NIC needs a name of its own";
-            report(key, format!("the name \"{}\" is empty or in use", other.name), Some(hint));
+            let message = format!("the name \"{}\" is empty or in use", other.name);
+            report(&format!("{key}.{index}.name"), message, Some(hint));
         }
         if other.name == device && other.name != nic.name {
             let hint = "workers receive from [[softnic.ports]] only; give it another name";
@@ -313,14 +371,17 @@ fn check_other_softnics(nic: &SoftNic, device: &str, report: &mut dyn FnMut(&str
         }
         names.push(&other.name);
         if other.ports.is_empty() || other.ports.len() > MAX_PORTS {
-            report(key, format!("{}: 1 to {MAX_PORTS} ports are possible", other.name), None);
+            let message = format!("{}: 1 to {MAX_PORTS} ports are possible", other.name);
+            report(&format!("{key}.{index}.ports"), message, Some("list them as in [[softnic.ports]]"));
         }
-        check_mtu(key, &format!("{}: ", other.name), &other.ports, report);
+        check_mtu(&format!("{key}.{index}.ports"), &format!("{}: ", other.name), &other.ports, report);
     }
 }
 
-fn out_of_range<T: std::fmt::Display>(value: T, range: std::ops::RangeInclusive<T>) -> String {
-    format!("{value} is out of range, {} to {} are possible", range.start(), range.end())
+/// The problem and the remedy.
+fn out_of_range<T: std::fmt::Display>(value: T, range: std::ops::RangeInclusive<T>) -> (String, String) {
+    let hint = format!("write a number from {} to {}", range.start(), range.end());
+    (format!("{value} is out of range"), hint)
 }
 
 fn has_repetition<T: PartialEq>(items: &[T]) -> bool {

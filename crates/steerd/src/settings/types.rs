@@ -11,11 +11,12 @@ use std::path::{Path, PathBuf};
 use device_model::DeviceModel;
 use hugemem::PageKind;
 use nic_filters::{FilterModel, ModelError};
+use policy::{Diagnostic, Place};
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use softnic::{Personality, UnknownPersonality};
 use verbs::DevicePort;
-use wire::{AfXdpConfig, WireConfig};
+use wire::{AfPacketConfig, AfXdpConfig, GeneratorConfig, LinkConfig, PcapConfig, WireConfig};
 
 use crate::cli::NicFilterUse;
 
@@ -45,7 +46,7 @@ impl Settings {
     ///
     /// # Errors
     /// The settings name other ports.
-    pub(super) fn resolve_interface(&mut self, classes: &Path) -> Result<(), OtherPort> {
+    pub(super) fn resolve_interface(&mut self, classes: &Path) -> Result<(), Diagnostic> {
         if self.chooses_soft() {
             return Ok(());
         }
@@ -54,14 +55,16 @@ impl Settings {
         let ports = vec![found.port.0];
         // The installed settings name the default.
         let is_contradicted = device.ports != ports && device.ports != DEFAULT_PORTS;
-        if let Some(origin) = device.ports_origin.as_ref().filter(|_| is_contradicted) {
-            return Err(OtherPort {
-                origin: origin.clone(),
-                interface: device.name.clone(),
-                device: found.device,
-                port: found.port.0,
-                named: device.ports.clone(),
-            });
+        if let Some(place) = device.ports_place.as_ref().filter(|_| is_contradicted) {
+            let (interface, ports, device, port) = (&device.name, &device.ports, found.device, found.port.0);
+            let message = format!(
+                "device.ports: the interface {interface}, which device.name names, is port {port} of {device}, and \
+                 device.ports is {ports:?}"
+            );
+            let hint = format!(
+                "leave device.ports out, or set device.name = \"{device}\" for other ports than that of {interface}"
+            );
+            return Err(place.error(message, "other ports").hint(hint));
         }
         let interface = std::mem::replace(&mut device.name, found.device);
         (device.interface, device.ports) = (Some(interface), ports);
@@ -87,17 +90,6 @@ impl Settings {
 
 /// The ports of a device whose settings name none.
 const DEFAULT_PORTS: [u8; 1] = [1];
-
-/// The settings name a network interface and other ports than its own.
-#[derive(Debug)]
-pub(super) struct OtherPort {
-    /// Where the ports are named.
-    pub(super) origin: String,
-    pub(super) interface: String,
-    pub(super) device: String,
-    pub(super) port: u8,
-    pub(super) named: Vec<u8>,
-}
 
 /// A port that is a network interface with the XDP program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -147,9 +139,9 @@ pub(crate) struct Device {
     pub(crate) relaxed_ordering: RelaxedOrdering,
     pub(crate) receive: ReceiveSetting,
     pub(crate) ports: Vec<u8>,
-    /// The file, variable or flag that names the ports; `None`: they are the default.
+    /// Where the settings name the ports; `None`: they are the default.
     #[serde(skip)]
-    pub(crate) ports_origin: Option<String>,
+    pub(crate) ports_place: Option<Place>,
 }
 
 /// How workers take completions and post frames.
@@ -334,6 +326,7 @@ pub(crate) enum SoftNicMode {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SoftNicPort {
+    #[serde(with = "WireByKind")]
     pub(crate) wire: WireConfig,
     /// `None`: that of the live interface, see [`SoftNicPort::mtu_bytes`].
     pub(crate) mtu_bytes: Option<u32>,
@@ -341,6 +334,19 @@ pub(crate) struct SoftNicPort {
     pub(crate) nic_filters: NicFilterUse,
     /// With [`NicFilterUse::Drop`]: a name of [`FilterModel::names`] or a file; `None`: by the driver.
     pub(crate) filter_model: Option<String>,
+}
+
+/// The variants of [`WireConfig`], each with its keys.
+#[derive(Deserialize)]
+#[serde(remote = "WireConfig", rename_all = "snake_case", deny_unknown_fields)]
+enum WireByKind {
+    Generator(GeneratorConfig),
+    Pcap(PcapConfig),
+    AfPacket(AfPacketConfig),
+    AfXdp(AfXdpConfig),
+    Link(LinkConfig),
+    Loopback {},
+    Null {},
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -460,15 +466,27 @@ fn personality<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::
 }
 
 fn pages<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<PageKind>, D::Error> {
-    Vec::<String>::deserialize(deserializer)?
-        .iter()
-        .map(|text| {
-            text.parse().map_err(|_| {
-                let known: Vec<String> = PageKind::ALL.iter().map(|kind| format!("`{kind}`")).collect();
-                de::Error::custom(format!("unknown pages `{text}`, expected one of {}", known.join(", ")))
-            })
-        })
-        .collect()
+    let pages = Vec::<PageName>::deserialize(deserializer)?;
+    Ok(pages.into_iter().map(|PageName(kind)| kind).collect())
+}
+
+/// A kind of page by its name.
+struct PageName(PageKind);
+
+impl<'de> Deserialize<'de> for PageName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        const NAMES: [&str; PageKind::ALL.len()] = {
+            let mut names = [""; PageKind::ALL.len()];
+            let mut index = 0;
+            while index < names.len() {
+                names[index] = PageKind::ALL[index].name();
+                index += 1;
+            }
+            names
+        };
+        let text = String::deserialize(deserializer)?;
+        text.parse().map(Self).map_err(|_| de::Error::unknown_variant(&text, &NAMES))
+    }
 }
 
 impl<'de> Deserialize<'de> for Listen {

@@ -1,4 +1,4 @@
-//! Errors at the start of `steerd run`: one line on stderr, the documented exit code, nothing left behind.
+//! Errors at the start of `steerd run`: the last line on stderr, the documented exit code, nothing left behind.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::Output;
@@ -32,6 +32,14 @@ fn refused(output: &Output, code: i32, parts: &[&str]) {
     assert!(output.stdout.is_empty(), "no summary of what never ran");
 }
 
+/// The problem is in the line before the last one.
+fn refused_settings(output: &Output, parts: &[&str]) {
+    refused(output, 3, &["1 error in the settings"]);
+    let errors = stderr(output);
+    let problem = errors.lines().rev().nth(1).unwrap_or_default();
+    assert!(parts.iter().all(|part| problem.contains(part)), "{parts:?} in: {errors}");
+}
+
 #[test]
 fn the_unchanged_settings_run() {
     let output = run_with(SOFT, &[]);
@@ -40,14 +48,12 @@ fn the_unchanged_settings_run() {
 
 #[test]
 fn unknown_keys_and_bad_values_of_the_settings() {
-    refused(
-        &run_with("[workers]\nframe = 5\n", &[]),
-        3,
-        &["s.toml:4:1", "workers.frame", "did you mean `frames`"],
-    );
-    refused(&run_with("[workers]\nframes = 5\n", &[]), 3, &["s.toml", "workers.frames", "64 to 1048576"]);
+    let parts = ["s.toml:4:1", "workers.frame", "did you mean `frames`"];
+    refused_settings(&run_with("[workers]\nframe = 5\n", &[]), &parts);
+    let parts = ["s.toml:4:10", "workers.frames", "64 to 1048576"];
+    refused_settings(&run_with("[workers]\nframes = 5\n", &[]), &parts);
     let variable = [("STEERD_WORKERS__IDLE", "lazy")];
-    refused(&run_with(SOFT, &variable), 3, &["STEERD_WORKERS__IDLE", "workers.idle", "adaptive"]);
+    refused_settings(&run_with(SOFT, &variable), &["STEERD_WORKERS__IDLE", "workers.idle", "adaptive"]);
 }
 
 /// The soft NIC as a device without flows.
@@ -78,7 +84,7 @@ fn a_model_file_as_personality() {
 #[test]
 fn a_missing_settings_file() {
     let output = steerd().args(["run", "--config", "/nonexistent.toml"]).output().expect("runs");
-    refused(&output, 3, &["/nonexistent.toml", "cannot read"]);
+    refused_settings(&output, &["/nonexistent.toml", "cannot read"]);
 }
 
 /// The unit restarts the daemon after this exit code, not after that of wrong policies and settings.
