@@ -51,21 +51,39 @@ pub(crate) struct Bound {
 /// Claims the socket of the settings. `None`: the API is off, or no folder for the default socket is usable,
 /// which is logged.
 pub(crate) fn bind(settings: &settings::Api) -> Result<Option<Bound>, Error> {
-    if !settings.enabled {
-        return Ok(None);
-    }
-    let is_default = settings.socket.as_os_str() == settings::AUTO_SOCKET;
-    let path = if is_default { socket::default_path() } else { settings.socket.clone() };
+    let Some((path, is_default)) = path_of(settings) else { return Ok(None) };
     if is_default {
         socket::make_folder(&path);
     }
-    match socket::claim(&path, settings.mode) {
-        Ok((listener, file)) => Ok(Some(Bound { listener, file, admins: settings.admins.clone() })),
+    let claimed = socket::claim(&path, settings.mode);
+    let bound = |(listener, file)| Bound { listener, file, admins: settings.admins.clone() };
+    unless_default(is_default, claimed.map(bound))
+}
+
+/// Checks that [`bind`] would succeed, and logs what it would log. Nothing is made or removed.
+///
+/// # Errors
+/// The errors of [`bind`].
+pub(crate) fn check(settings: &settings::Api) -> Result<(), Error> {
+    let Some((path, is_default)) = path_of(settings) else { return Ok(()) };
+    unless_default(is_default, socket::check(&path, is_default)).map(drop)
+}
+
+/// The path of the socket, and whether it is the default. `None`: the API is off.
+fn path_of(settings: &settings::Api) -> Option<(PathBuf, bool)> {
+    let is_default = settings.socket.as_os_str() == settings::AUTO_SOCKET;
+    let path = || if is_default { socket::default_path() } else { settings.socket.clone() };
+    settings.enabled.then(|| (path(), is_default))
+}
+
+/// Where the default socket cannot be made, the API is off, which is logged.
+fn unless_default<T>(is_default: bool, claimed: Result<T, Error>) -> Result<Option<T>, Error> {
+    match claimed {
         Err(error @ (Error::Bind { .. } | Error::Names { .. })) if is_default => {
             tracing::warn!("the local API is off: {error} (hint: set api.socket, or api.enabled = false)");
             Ok(None)
         }
-        Err(error) => Err(error),
+        claimed => claimed.map(Some),
     }
 }
 

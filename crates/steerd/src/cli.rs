@@ -42,7 +42,8 @@ Exit codes, for pipelines:
   2  the command line is wrong
   3  the settings are wrong
   4  the device of the settings is not found, or an MTU does not fit
-  9  the settings cannot be read now, and a later try may succeed";
+  9  the settings cannot be read now, and a later try may succeed
+  With --config, what would refuse `run` has its exit code.";
 
 const TEST_EXIT_CODES: &str = "\
 Exit codes, for pipelines:
@@ -252,6 +253,13 @@ pub(crate) struct CheckArgs {
     /// Skip the analysis of shadowed, redundant, conflicting and overlapping rules.
     #[arg(long)]
     pub(crate) no_analysis: bool,
+    /// The settings of --config are for another host: leave out what a start needs of the host.
+    #[arg(long, requires = "config")]
+    pub(crate) offline: bool,
+    /// With --config: check with the rights of this user on files and folders, as whom the daemon will run.
+    /// Only root can.
+    #[arg(long, value_name = "USER", requires = "config")]
+    pub(crate) user: Option<String>,
     /// Print a JSON Schema of the language for editors, and nothing else.
     #[arg(long, exclusive = true)]
     pub(crate) print_schema: bool,

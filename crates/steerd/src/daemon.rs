@@ -18,6 +18,7 @@ pub(crate) mod nic_drops;
 mod notify;
 mod observer;
 pub(crate) mod placement;
+pub(crate) mod preflight;
 mod processor;
 pub(crate) mod reload;
 pub(crate) mod rules;
@@ -101,6 +102,7 @@ fn steer(
     screen: &Screen,
     log: &Log,
 ) -> Result<(), Error> {
+    preflight::before_start(&loaded.settings)?;
     let bound = servers::bind(&loaded.settings)?;
     let state = loaded.settings.state.folder();
     let history = Arc::new(History::open(state.as_ref().map(|folder| folder.join("history.json"))));

@@ -140,11 +140,8 @@ impl Read {
         proves_room: bool,
     ) -> Result<Compiled, Diagnostics> {
         let Self { mut policy, mut warnings, inputs } = self;
-        if let Some(group) = policy.groups.iter().find(|group| group.has_queues) {
-            let message =
-                format!("the group `{}` has queues of an interface, and here are workers", group.name);
-            let hint = "`steerd run --interface NAME` and `steerd check` take such a policy";
-            return Err(vec![group.place.error(message, "this group").hint(hint)].into());
+        if let Some(error) = without_workers(&policy) {
+            return Err(vec![error].into());
         }
         let mut own = policy.runtime.is_some().then(|| policy.clone());
         device_rules::insert(&mut policy, device_rules);
@@ -190,6 +187,14 @@ impl Read {
             refused,
         })
     }
+}
+
+/// The error that a policy which carves queues has where there are workers.
+pub(crate) fn without_workers(policy: &Policy) -> Option<Diagnostic> {
+    let group = policy.groups.iter().find(|group| group.has_queues)?;
+    let message = format!("the group `{}` has queues of an interface, and here are workers", group.name);
+    let hint = "`steerd run --interface NAME` and `steerd check` take such a policy";
+    Some(group.place.error(message, "this group").hint(hint))
 }
 
 /// The errors, and the warnings, about the room of a device for the policy's rules at run time.

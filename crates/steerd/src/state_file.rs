@@ -34,6 +34,21 @@ pub(crate) fn read<C: DeserializeOwned>(path: &Path) -> io::Result<Saved<C>> {
     }
 }
 
+/// Logs an error if there is a file that cannot be read. `what`: its content.
+pub(crate) fn check<C: DeserializeOwned>(path: &Path, what: &str) {
+    match read::<C>(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::error!("{}", lost(path, what, &error))
+        }
+        _ => {}
+    }
+}
+
+/// The message about a file that cannot be read.
+pub(crate) fn lost(path: &Path, what: &str, error: &io::Error) -> String {
+    format!("{what} in {} is lost: {error}", path.display())
+}
+
 /// Moves a file that cannot be read out of the way of the next one that is written.
 pub(crate) fn keep_unreadable(path: &Path) {
     let kept = path.with_extension("bad");

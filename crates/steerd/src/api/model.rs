@@ -23,6 +23,12 @@ pub(crate) struct Status {
     #[serde(default)]
     pub(crate) change: Option<ChangeState>,
     pub(crate) sinks: Vec<Sink>,
+    /// The address of the pages for monitoring, if they are served.
+    #[serde(default)]
+    pub(crate) http: Option<String>,
+    /// The wires of the soft NIC's ports, in their order.
+    #[serde(default)]
+    pub(crate) wires: Vec<String>,
 }
 
 /// How many flows a change of the device creates and destroys, on all ports.

@@ -112,9 +112,17 @@ pub(super) fn claim(path: &Path, mode: u32) -> Result<(UnixListener, SocketFile)
 
 /// Removes the socket of a daemon that has died. A program that listens there without the lock is left alone.
 fn remove_stale(path: &Path) -> Result<(), Error> {
+    if is_stale(path)? { fs::remove_file(path).map_err(failed(path, "unlink")) } else { Ok(()) }
+}
+
+/// Whether there is the socket of a daemon that has died.
+///
+/// # Errors
+/// There is something else.
+fn is_stale(path: &Path) -> Result<bool, Error> {
     let found = match fs::symlink_metadata(path) {
         Ok(found) => found,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(failed(path, "lstat")(error)),
     };
     if !found.file_type().is_socket() {
@@ -122,11 +130,26 @@ fn remove_stale(path: &Path) -> Result<(), Error> {
     }
     match UnixStream::connect(path) {
         Ok(stream) => Err(Error::InUse { path: path.to_owned(), owner: owner(&stream) }),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            fs::remove_file(path).map_err(failed(path, "unlink"))
-        }
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(true),
         Err(error) => Err(failed(path, "connect")(error)),
     }
+}
+
+/// Checks that [`claim`] would succeed. `makes_folder`: a folder that is missing would be made.
+pub(super) fn check(path: &Path, makes_folder: bool) -> Result<(), Error> {
+    SocketAddrUnix::new(path).map_err(|error| failed(path, "bind")(error.into()))?;
+    is_stale(path)?;
+    let lock = lock_of(path);
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let outer = folder.parent().filter(|_| makes_folder && !folder.exists());
+    regular_file::check_folder(outer.unwrap_or(folder)).map_err(failed(&lock, "open"))
+}
+
+/// The path of the lock beside a socket.
+fn lock_of(socket: &Path) -> PathBuf {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(".lock");
+    PathBuf::from(path)
 }
 
 /// The process that listens at the other end.
@@ -146,9 +169,7 @@ struct Lock {
 
 impl Lock {
     fn take(socket: &Path) -> Result<Self, Error> {
-        let mut path = socket.as_os_str().to_owned();
-        path.push(".lock");
-        let path = PathBuf::from(path);
+        let path = lock_of(socket);
         for _ in 0..LOCK_ATTEMPTS {
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
             let file = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR);
@@ -203,6 +224,26 @@ mod tests {
         assert_eq!(of(false, &[]), "/run/steerd");
         assert_eq!(of(false, &[("XDG_RUNTIME_DIR", "relative")]), "/run/steerd");
         assert_eq!(of(false, &[("RUNTIME_DIRECTORY", "/run/a:/run/b")]), "/run/a");
+    }
+
+    #[test]
+    fn a_check_makes_nothing_and_finds_what_claiming_finds() {
+        let folder = tempfile::tempdir().expect("folder");
+        let at = |name: &str| folder.path().join(name);
+        check(&at("api.sock"), false).expect("it can be claimed");
+        check(&at("new/api.sock"), true).expect("the folder would be made");
+        drop(UnixListener::bind(at("stale.sock")).expect("bound"));
+        check(&at("stale.sock"), false).expect("it would be replaced");
+        let _other = UnixListener::bind(at("other.sock")).expect("bound");
+        fs::write(at("file"), "").expect("written");
+        for name in ["other.sock", "file", "none/api.sock", &"x".repeat(200)] {
+            let claimed = claim(&at(name), 0o600).expect_err(name).to_string();
+            assert_eq!(check(&at(name), false).expect_err(name).to_string(), claimed);
+        }
+        // Claiming takes the lock first.
+        let mut names: Vec<_> = fs::read_dir(folder.path()).expect("folder").flatten().collect();
+        names.retain(|entry| !entry.file_name().to_string_lossy().ends_with(".lock"));
+        assert_eq!(names.len(), 3, "{names:?}");
     }
 
     #[test]

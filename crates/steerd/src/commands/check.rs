@@ -2,10 +2,12 @@
 //! that it needs; for a network interface also who decides them (`interface`). Nothing is put on a device.
 //! `text` and `json` print the result.
 
+mod as_user;
 mod carving;
 mod interface;
 mod json;
 mod nic_drops;
+mod start;
 mod text;
 
 use std::collections::HashSet;
@@ -20,12 +22,13 @@ use serde::Serialize;
 
 use self::interface::OnInterface;
 use self::nic_drops::DropsOfPort;
-use super::target::Target;
+use super::target::{self, Target};
 use crate::cli::{ApiArgs, CheckArgs, Cli, Deny, Format, NicFilterUse, TrafficArg};
 use crate::commands::{Error, client};
+use crate::daemon::preflight::{self, Findings, Installation};
 use crate::lost_exceptions::Lost;
 use crate::policy_file::{Counters, PolicyErrors};
-use crate::policy_tests::TestSummary;
+use crate::policy_tests::{RequiredTests, TestSummary};
 use crate::protection::{self, Protection};
 use crate::settings::{PolicySource, Settings, Traffic};
 use crate::terminal::numbers::counted;
@@ -50,6 +53,8 @@ struct Checked {
     room: Option<DeviceRoom>,
     /// Why there is too little room.
     room_errors: Vec<Diagnostic>,
+    /// The error that the settings require tests and there are none.
+    requirement: Option<Diagnostic>,
     /// The tests of the policy; `None`: there is no program.
     tests: Option<TestSummary>,
     /// `None`: skipped.
@@ -58,6 +63,8 @@ struct Checked {
     warnings: Vec<Diagnostic>,
     /// Warnings about the device of the settings.
     device_warnings: Vec<String>,
+    /// The findings about a start with the settings; `None`: there are none, or they are for another host.
+    start: Option<Findings>,
     /// Where the packets of a capture are decided; `None`: none is given, or there is no program.
     traffic: Option<TrafficShares>,
     /// The share of the packets that a daemon has counted; `None`: none is asked.
@@ -71,53 +78,78 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
         return Ok(output::print_plain_json(&policy::schema())?);
     }
     refuse_conflict(args);
-    let Target { mut source, device, workers, settings } =
-        Target::on(&args.policy, args.interface.as_deref(), args.nic_filters)?;
-    match &args.traffic {
-        Some(TrafficArg::Capture(path)) => source.traffic = Some(Traffic::Capture(path.clone())),
-        Some(TrafficArg::Running) => source.traffic = Some(Traffic::Counters),
-        None => {}
-    }
+    let Some(user) = &args.user else { return check(args) };
+    as_user::with_rights_of(user, || check(args)).unwrap_or_else(|why| {
+        refuse_argument(clap::error::ErrorKind::ValueValidation, &format!("--user: {why}"))
+    })
+}
+
+fn check(args: &CheckArgs) -> Result<(), Error> {
+    let loaded = target::settings_of(&args.policy, args.interface.as_deref(), args.nic_filters)?;
+    let of_policy = loaded.as_ref().map(|loaded| loaded.policy.clone());
+    let here = loaded.as_ref().filter(|_| is_start(args));
+    let mut start = here.map(|loaded| preflight::of_settings(&loaded.settings, args.filter_model.as_ref()));
+    let target = match Target::with(&args.policy, loaded) {
+        Ok(target) => target,
+        Err(error) => return start::without_device(start, of_policy.as_ref(), args.quiet, error),
+    };
+    let of_policy = check_policy(args, target, &mut start);
+    start::ended(start.unwrap_or_default(), of_policy.err())
+}
+
+/// Checks the policy for its device, adds the findings about a start with it, and prints the answer.
+fn check_policy(args: &CheckArgs, target: Target, start: &mut Option<Findings>) -> Result<(), Error> {
+    let Target { mut source, device, workers, settings } = target;
+    source.traffic = args.traffic.as_ref().map(traffic_of).or(source.traffic);
     let counters = counters(args)?;
     let profile = &device.profile;
     let mut read = read(args, &source, &profile.name)?;
     if read.policy.carves_queues() {
-        return carving::run(args, &source, settings.as_deref(), &read);
+        return match start {
+            Some(_) => Err(refuse_queues(&source, &read.policy)),
+            None => carving::run(args, &source, settings.as_deref(), &read),
+        };
     }
     if args.filter_model.is_some() && !uses_nic_filters(settings.as_deref()) {
         return Err(Error::Daemon(daemon::Error::NoQueues));
     }
-    let weights =
-        read.weights(source.traffic.as_ref(), counters.as_ref()).map_err(|error| match &args.traffic {
-            Some(_) => Error::Capture(error),
-            None => Error::Traffic(error),
-        })?;
+    let of_traffic = if args.traffic.is_some() { Error::Capture } else { Error::Traffic };
+    let weights = read.weights(source.traffic.as_ref(), counters.as_ref()).map_err(of_traffic)?;
     let policy_file::Read { policy, warnings, inputs } = read;
     let workers = workers.unwrap_or_else(|| policy_file::workers_named(&policy));
     let job = Job::new(&policy, profile, workers).weighted(weights.as_ref());
-    let mut report = Report::of(&job);
-    for (index, rule) in report.rules.iter_mut().enumerate() {
-        rule.action = effects::written(&policy, index);
-    }
+    let report = report_of(&job);
     let analysis = analysed(args, &policy);
     let lost = report.program.as_ref().map(|program| Lost::of(&policy, program)).unwrap_or_default();
     let protection = Protection::of(&policy, report.program.as_ref());
     let room = report.program.as_ref().and_then(|program| DeviceRoom::of(&job, program, !args.quiet));
     let tests = tested(&policy, &source, report.program.as_ref());
+    let requirement = RequiredTests::missing(&source, &policy);
     let (room_errors, of_room) = policy_file::of_room(room.as_ref(), &policy, profile);
     let warnings = all_warnings(&policy, &report, analysis.as_ref(), [warnings, of_room].concat());
     let device_warnings = report.program.as_ref().map(|program| device.warnings(program)).unwrap_or_default();
     let packets = || weights.iter().flat_map(compiler::Weights::packets).sum();
-    let traffic = match (capture(args), &report.program) {
-        (Some(path), Some(program)) => Some(shares_of_traffic(path, packets(), program)?),
-        _ => None,
-    };
-    let interface = match (&settings, &report.program) {
-        (Some(settings), Some(program)) => {
-            interface::of(settings, program, capture(args), args.filter_model.as_ref())?
-        }
-        _ => None,
-    };
+    let traffic = capture(args).zip(report.program.as_ref());
+    let traffic = traffic.map(|(path, program)| shares_of_traffic(path, packets(), program)).transpose()?;
+    let interface = settings.as_deref().zip(report.program.as_ref());
+    let interface = interface
+        .map(|(settings, program)| {
+            interface::of(settings, program, capture(args), args.filter_model.as_ref())
+        })
+        .transpose()?
+        .flatten();
+    if let (Some(start), Some(settings), Some(program)) = (start.as_mut(), &settings, &report.program) {
+        let half = profile.with_half_of_the_priorities();
+        let half = || Job::new(&policy, &half, workers).weighted(weights.as_ref()).compile().ok();
+        let inputs = &inputs;
+        start.extend(preflight::of_program(&Installation {
+            settings,
+            profile,
+            program,
+            inputs,
+            half: &half,
+        }));
+    }
     let counted = counters.map(|counters| CountedShare::of(&job, report.program.as_ref(), &counters));
     let checked = Checked {
         source,
@@ -129,20 +161,43 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
         protection,
         room,
         room_errors,
+        requirement,
         tests,
         analysis,
         warnings,
         device_warnings,
+        start: start.take(),
         traffic,
         counted,
         interface,
     };
-    let denied = checked.denied(&args.deny);
-    match args.policy.printed.format() {
-        Format::Json => json::print(&checked, &denied)?,
-        Format::Text => checked.print(args.quiet)?,
+    let answered = checked.answer(args);
+    *start = checked.start;
+    answered
+}
+
+/// The report with the actions as the policy has them.
+fn report_of(job: &Job<'_>) -> Report {
+    let mut report = Report::of(job);
+    for (index, rule) in report.rules.iter_mut().enumerate() {
+        rule.action = effects::written(job.policy, index);
     }
-    checked.verdict(&denied)
+    report
+}
+
+/// The packets that an argument names.
+fn traffic_of(arg: &TrafficArg) -> Traffic {
+    match arg {
+        TrafficArg::Capture(path) => Traffic::Capture(path.clone()),
+        TrafficArg::Running => Traffic::Counters,
+    }
+}
+
+/// Prints why a policy that carves queues is refused where a start has workers.
+fn refuse_queues(source: &PolicySource, policy: &Policy) -> Error {
+    let diagnostics = Diagnostics::from(policy_file::without_workers(policy).into_iter().collect::<Vec<_>>());
+    output::print_diagnostics(&diagnostics);
+    PolicyErrors::of(source, &diagnostics).into()
 }
 
 /// Reads the policy; prints its diagnostics if that fails.
@@ -156,7 +211,10 @@ fn read(args: &CheckArgs, source: &PolicySource, profile: &str) -> Result<policy
         Format::Text if args.quiet => output::print_diagnostics(&errors_of(&diagnostics)),
         Format::Text => output::print_diagnostics(&diagnostics),
     }
-    Err(PolicyErrors::of(source, &diagnostics).into())
+    Err(match is_start(args) && diagnostics.is_unreadable() {
+        true => Error::Daemon(daemon::Error::PolicyUnreadable { file: source.to_string() }),
+        false => PolicyErrors::of(source, &diagnostics).into(),
+    })
 }
 
 /// The tests of the policy; `None`: there is no program.
@@ -180,13 +238,22 @@ fn uses_nic_filters(settings: Option<&Settings>) -> bool {
     ports.iter().any(|port| port.nic_filters == NicFilterUse::Drop)
 }
 
+/// Whether the answer is about a start with the settings on this host.
+fn is_start(args: &CheckArgs) -> bool {
+    args.policy.config.is_some() && args.policy.model.is_none() && !args.offline
+}
+
 /// Ends the process if arguments contradict each other.
 fn refuse_conflict(args: &CheckArgs) {
     if args.no_analysis && args.deny.contains(&Deny::Shadowed) {
-        let kind = clap::error::ErrorKind::ArgumentConflict;
         let message = "--deny shadowed needs the analysis that --no-analysis skips";
-        <Cli as clap::CommandFactory>::command().error(kind, message).exit();
+        refuse_argument(clap::error::ErrorKind::ArgumentConflict, message);
     }
+}
+
+/// Ends the process because of an argument.
+fn refuse_argument(kind: clap::error::ErrorKind, message: &str) -> ! {
+    <Cli as clap::CommandFactory>::command().error(kind, message).exit()
 }
 
 /// The capture that --traffic names.
@@ -254,13 +321,23 @@ fn errors_of(diagnostics: &Diagnostics) -> Diagnostics {
 }
 
 impl Checked {
+    /// Prints the answer; the error is the verdict.
+    fn answer(&self, args: &CheckArgs) -> Result<(), Error> {
+        let denied = self.denied(&args.deny);
+        match args.policy.printed.format() {
+            Format::Json => json::print(self, &denied)?,
+            Format::Text => self.print(args.quiet)?,
+        }
+        self.verdict(&denied)
+    }
+
     fn print(&self, quiet: bool) -> Result<(), OutputError> {
         let mut all: Vec<Diagnostic> = self.problems().cloned().collect();
         if !quiet {
             all.extend(self.warnings.iter().cloned());
         }
         output::print_diagnostics(&Diagnostics::from(all));
-        for error in self.unserved_queues().iter().map(String::as_str).chain(self.filter_problems()) {
+        for error in self.interface_errors() {
             output::print_error(&format!("error: {error}"));
         }
         if quiet {
@@ -269,6 +346,7 @@ impl Checked {
         for warning in &self.device_warnings {
             output::print_error(&format!("warning: {warning}"));
         }
+        self.start.iter().for_each(start::print_notes);
         output::print(&text::of(self, Layout::stdout()))
     }
 
@@ -287,7 +365,18 @@ impl Checked {
     fn problems(&self) -> impl Iterator<Item = &Diagnostic> {
         let of_program = self.report.problems.iter().chain(&self.lost.errors);
         let tests = self.tests.iter().flat_map(|tests| &tests.failures);
-        of_program.chain(&self.protection.errors).chain(&self.room_errors).chain(tests)
+        of_program
+            .chain(&self.protection.errors)
+            .chain(&self.room_errors)
+            .chain(&self.requirement)
+            .chain(tests)
+    }
+
+    /// Why the interfaces of the ports cannot be used.
+    fn interface_errors(&self) -> impl Iterator<Item = String> + '_ {
+        let claims = self.interface.iter().filter_map(|interface| interface.claims.as_ref().err());
+        let filters = self.filter_problems().map(str::to_owned);
+        self.unserved_queues().iter().cloned().chain(filters).chain(claims.map(ToString::to_string))
     }
 
     /// The queues of network interfaces without a socket.
@@ -295,9 +384,10 @@ impl Checked {
         self.interface.as_ref().map(|interface| &*interface.unserved_queues).unwrap_or_default()
     }
 
-    /// Why NICs have no filters for drop rules.
+    /// Why NICs have no filters for drop rules, unless that is among the findings about the start.
     fn filter_problems(&self) -> impl Iterator<Item = &str> {
-        let ports = self.interface.iter().flat_map(|interface| &interface.nic_drops);
+        let interface = self.interface.iter().filter(|_| self.start.is_none());
+        let ports = interface.flat_map(|interface| &interface.nic_drops);
         ports.filter_map(DropsOfPort::problem)
     }
 
@@ -306,8 +396,18 @@ impl Checked {
     fn is_installable(&self) -> bool {
         self.report.program.is_some()
             && self.problems().next().is_none()
-            && self.unserved_queues().is_empty()
-            && self.filter_problems().next().is_none()
+            && self.interface_errors().next().is_none()
+    }
+
+    /// Whether the policy can be installed and a start with the settings would succeed.
+    fn is_ok(&self) -> bool {
+        self.is_installable() && self.start.as_ref().is_none_or(|start| start.errors.is_empty())
+    }
+
+    /// The number of all warnings.
+    fn warning_count(&self) -> usize {
+        let of_start = self.start.as_ref().map_or(0, |start| start.warnings.len());
+        self.warnings.len() + self.device_warnings.len() + of_start
     }
 
     /// Why a policy that compiles is refused, in short.
@@ -328,11 +428,17 @@ impl Checked {
         if !self.room_errors.is_empty() {
             found.push("no room for the rules at run time".to_owned());
         }
+        if self.requirement.is_some() {
+            found.push("no tests".to_owned());
+        }
         if !self.unserved_queues().is_empty() {
             found.push("receive queues without a socket".to_owned());
         }
         if self.filter_problems().next().is_some() {
             found.push("no filters of the NIC that drop".to_owned());
+        }
+        if self.interface.as_ref().is_some_and(|interface| interface.claims.is_err()) {
+            found.push("more claims than the XDP program takes".to_owned());
         }
         format!("{} on {}", found.join(", "), self.report.device)
     }
@@ -341,7 +447,7 @@ impl Checked {
     fn denied(&self, deny: &[Deny]) -> Vec<String> {
         let count = |count: usize, what: &str| (count > 0).then(|| format!("{what}: {count} (denied)"));
         let found = |what: &Deny| match what {
-            Deny::Warnings => count(self.warnings.len(), "warnings"),
+            Deny::Warnings => count(self.warning_count(), "warnings"),
             Deny::Hybrid => count(self.hybrid(), "hybrid rules"),
             Deny::HybridShare(most) => self.excess_hybrid(f64::from(*most) / 100.0),
             Deny::Shadowed => count(self.dead(), "rules never reached, or not decided"),

@@ -12,7 +12,7 @@ use crate::daemon::device::{self, TargetDevice};
 use crate::policy_file::{
     Compiled, PolicyErrors, Read, STANDARD_INPUT, compile, compile_read, is_standard_input, load,
 };
-use crate::settings::{self, Cores, PolicySource, PolicyText, Request, Settings, Traffic};
+use crate::settings::{self, Cores, Loaded, PolicySource, PolicyText, Request, Settings, Traffic};
 use crate::terminal::output;
 
 /// A policy, and the device to compile it for.
@@ -37,26 +37,19 @@ impl Target {
         interface: Option<&str>,
         nic_filters: Option<NicFilterUse>,
     ) -> Result<Self, Error> {
+        Self::with(args, settings_of(args, interface, nic_filters)?)
+    }
+
+    /// The target of these arguments with their settings.
+    pub(crate) fn with(args: &PolicyArgs, loaded: Option<Loaded>) -> Result<Self, Error> {
         let mut workers = args.workers.map(|workers| workers as usize);
         let wanted = args.model.clone();
-        if args.config.is_none() && interface.is_none() {
+        let Some(loaded) = loaded else {
             let variables = args.variables.set.iter().cloned().collect();
             let source = source(&args.policy.clone().unwrap_or_default(), variables)?;
             let device = TargetDevice::of(wanted.unwrap_or_default());
             return Ok(Self { source, device, workers, settings: None });
-        }
-        let request = Request {
-            file: args.config.clone(),
-            interface: interface.map(str::to_owned),
-            nic_filters,
-            policy: args.policy.clone().filter(|path| !is_standard_input(path)),
-            variables: args.variables.set.clone(),
-            ..Request::default()
         };
-        let mut loaded = settings::load(&request)?;
-        if let Some(count) = workers {
-            loaded.settings.workers.cores = Cores::Count(count);
-        }
         let settings = &loaded.settings;
         if workers.is_none() {
             let cores = cores::of_workers(settings, &HostCores::of(settings));
@@ -81,6 +74,30 @@ impl Target {
         let settings = is_of_settings.then(|| Box::new(loaded.settings));
         Ok(Self { source, device, workers, settings })
     }
+}
+
+/// The settings of these arguments; `None`: they name neither a settings file nor an interface.
+pub(crate) fn settings_of(
+    args: &PolicyArgs,
+    interface: Option<&str>,
+    nic_filters: Option<NicFilterUse>,
+) -> Result<Option<Loaded>, Error> {
+    if args.config.is_none() && interface.is_none() {
+        return Ok(None);
+    }
+    let request = Request {
+        file: args.config.clone(),
+        interface: interface.map(str::to_owned),
+        nic_filters,
+        policy: args.policy.clone().filter(|path| !is_standard_input(path)),
+        variables: args.variables.set.clone(),
+        ..Request::default()
+    };
+    let mut loaded = settings::load(&request)?;
+    if let Some(count) = args.workers {
+        loaded.settings.workers.cores = Cores::Count(count as usize);
+    }
+    Ok(Some(loaded))
 }
 
 /// The source of a policy: a file, or the text read from standard input.

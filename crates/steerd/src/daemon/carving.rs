@@ -17,7 +17,7 @@ use policy::Diagnostics;
 use crate::carving::CarvedPolicy;
 use crate::cli::{NicFilterUse, RunArgs};
 use crate::daemon::signals::{Event, Signals};
-use crate::daemon::{Error, notify};
+use crate::daemon::{Error, notify, preflight};
 use crate::policy_file::{self, PolicyErrors};
 use crate::policy_tests::RequiredTests;
 use crate::server::Server;
@@ -83,6 +83,7 @@ fn refused(source: &PolicySource, diagnostics: &Diagnostics) -> Error {
 
 /// Puts the policy on the interface and keeps it there until a signal.
 pub(super) fn run(args: &RunArgs, loaded: &Loaded, interface: &str, signals: &Signals) -> Result<(), Error> {
+    preflight::before_carving(&loaded.settings)?;
     let bound = match loaded.settings.http.listen {
         Listen::On(address) => Some(http::bind(address, &loaded.settings.http)?),
         Listen::Off => None,

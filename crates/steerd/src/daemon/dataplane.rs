@@ -33,7 +33,7 @@ use crate::daemon::sinks::Sinks;
 use crate::policy_file::{Compiled, is_quoted};
 pub(crate) use commands::{Cause, Commands, DropReader};
 use commands::{Command, Detach, Taken};
-pub(crate) use start::{Builder, Steering};
+pub(crate) use start::{Builder, Steering, worker_config};
 pub(crate) use stop::Stopped;
 
 /// How long workers may take to acknowledge a program. They check once per iteration, and are woken for it. A

@@ -25,8 +25,8 @@ use program::Program;
 use rustix::io::Errno;
 use softnic::{Drive, Personality, PortConfig, SoftNicConfig};
 use softnic_verbs::SoftNic;
-use verbs::{DevicePort, PortNumber, Provider, SYSFS_CLASSES};
-use wire::{GatedWire, LinkConfig, Promiscuous, WireConfig};
+use verbs::{DevicePort, PortNumber, PortState, SYSFS_CLASSES};
+use wire::{GatedWire, LinkConfig, NullWire, Promiscuous, WireConfig};
 use worker::sinks::{Failure, OtherDevice, Station};
 
 use eswitch::{DevlinkHandle, EswitchAdvice, EswitchMode};
@@ -200,10 +200,7 @@ impl OpenDevice {
             let (mac, mtu_bytes) = match (&self.soft, &self.preloaded) {
                 (Some(soft), _) => as_now((soft.nic.port_mac(*port), soft.nic.port_mtu_bytes(*port))),
                 (None, Some(preloaded)) => as_now((preloaded.mac(), preloaded.mtu_bytes())),
-                (None, None) => {
-                    let netdev = Netdev::of_port(Path::new(SYSFS_CLASSES), self.device.name(), *port);
-                    netdev.map_or((None, None), |netdev| (netdev.mac, netdev.mtu_bytes))
-                }
+                (None, None) => return real_station(self.device.name(), *port),
             };
             Station { port: *port, mac, mtu_bytes }
         };
@@ -222,28 +219,12 @@ impl OpenDevice {
     /// # Errors
     /// There is no such device, or it cannot be used.
     pub(crate) fn open_other(&self, name: &str) -> Result<OtherDevice, Failure> {
-        let soft = self.others.iter().map(|other| &other.soft).find(|soft| &*soft.name == name);
-        let provider = soft.map(|soft| -> &dyn Provider { &soft.nic });
-        let of_interface = match soft {
-            Some(_) => None,
-            None => DevicePort::of_interface(Path::new(SYSFS_CLASSES), name),
+        let softs = || self.others.iter().map(|other| &other.soft);
+        let Some(soft) = softs().find(|soft| &*soft.name == name) else {
+            return open_listed(name, &mut softs().map(|soft| &*soft.name));
         };
-        let device = of_interface.as_ref().map_or(name, |port| port.device.as_str());
-        if soft.is_none() {
-            let warnings = check_eswitch(device, of_interface.as_ref().map(|_| name))?;
-            warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-        }
-        match Device::open(&DeviceSelector::named(device), provider) {
-            Ok(device) => {
-                let port = of_interface.map(|DevicePort { port: PortNumber(port), .. }| port);
-                Ok(OtherDevice { context: Arc::clone(device.context()), port })
-            }
-            Err(error) if no_rdma_in_kernel(&error) => {
-                let names: Vec<_> = self.others.iter().map(|other| &*other.soft.name).collect();
-                Err(format!("the further soft NICs are [{}], and {NO_RDMA}", names.join(", ")).into())
-            }
-            Err(error) => Err(error.into()),
-        }
+        let device = Device::open(&DeviceSelector::named(name), Some(&soft.nic))?;
+        Ok(OtherDevice { context: Arc::clone(device.context()), port: None })
     }
 
     pub(super) fn open_wires(&self) {
@@ -265,6 +246,41 @@ impl OpenDevice {
     pub(super) fn close_wires(&self) {
         self.set_wires(false);
     }
+}
+
+/// Opens a device of libibverbs' list, or the one of a network interface, for sinks that send by it. `softs`:
+/// the names of the further soft NICs, none of which it is.
+fn open_listed(name: &str, softs: &mut dyn Iterator<Item = &str>) -> Result<OtherDevice, Failure> {
+    let of_interface = DevicePort::of_interface(Path::new(SYSFS_CLASSES), name);
+    let device = of_interface.as_ref().map_or(name, |port| port.device.as_str());
+    let warnings = check_eswitch(device, of_interface.as_ref().map(|_| name))?;
+    warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    match Device::open(&DeviceSelector::named(device), None) {
+        Ok(device) => {
+            let port = of_interface.map(|DevicePort { port: PortNumber(port), .. }| port);
+            Ok(OtherDevice { context: Arc::clone(device.context()), port })
+        }
+        Err(error) if no_rdma_in_kernel(&error) => {
+            let names: Vec<_> = softs.collect();
+            Err(format!("the further soft NICs are [{}], and {NO_RDMA}", names.join(", ")).into())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The number of ports of another device, and the port that its name stands for.
+///
+/// # Errors
+/// There is no such device, or it cannot be used.
+pub(super) fn check_other(settings: &Settings, name: &str) -> Result<(u8, Option<u8>), Failure> {
+    let others = &settings.softnic.others;
+    if let Some(soft) = others.iter().find(|soft| soft.name == name) {
+        return Ok((u8::try_from(soft.ports.len()).unwrap_or(u8::MAX), None));
+    }
+    let OtherDevice { context, port } =
+        open_listed(name, &mut others.iter().map(|other| other.name.as_str()))?;
+    let ports = context.attributes()?.physical_ports;
+    Ok((u8::try_from(ports).unwrap_or(u8::MAX), port))
 }
 
 fn silent_peer(port: u8, link: &LinkConfig) -> Error {
@@ -331,15 +347,21 @@ pub(crate) fn open(settings: &Settings) -> Result<OpenDevice, Error> {
 
 /// Makes the interfaces of these ports promiscuous.
 fn promiscuous(device: &str, ports: &[u8]) -> Result<Vec<Promiscuous>, Error> {
-    let hold = |port: &u8| {
-        let netdev = Netdev::of_port(Path::new(SYSFS_CLASSES), device, *port).ok_or_else(|| {
-            let hint = "leave device.promiscuous false, and make the interface promiscuous by hand";
-            Error::NoDevice(format!("port {port} of {device} has no network interface (hint: {hint})"))
-        })?;
-        let failed = |source| Error::Promiscuous { interface: netdev.name.clone(), source };
-        Promiscuous::hold(&netdev.name).map_err(failed)
-    };
-    ports.iter().map(hold).collect()
+    ports.iter().map(|port| of_port(device, *port, Promiscuous::hold)).collect()
+}
+
+/// Makes the interface of a port promiscuous, or checks that it can be.
+fn of_port<T>(
+    device: &str,
+    port: u8,
+    make: impl FnOnce(&str) -> Result<T, wire::WireError>,
+) -> Result<T, Error> {
+    let netdev = Netdev::of_port(Path::new(SYSFS_CLASSES), device, port).ok_or_else(|| {
+        let hint = "leave device.promiscuous false, and make the interface promiscuous by hand";
+        Error::NoDevice(format!("port {port} of {device} has no network interface (hint: {hint})"))
+    })?;
+    let failed = |source| Error::Promiscuous { interface: netdev.name.clone(), source };
+    make(&netdev.name).map_err(failed)
 }
 
 fn open_real(settings: &Settings) -> Result<RealDevice, Error> {
@@ -447,6 +469,133 @@ fn open_other(settings: &Settings, other: &OtherSoftNic) -> Result<OtherSoft, Er
     Ok(OtherSoft { device, soft })
 }
 
+/// Checks the wires of all soft NICs, and opens none.
+pub(super) fn check_wires(settings: &Settings) -> Vec<Error> {
+    let own = settings.chooses_soft().then_some((&settings.softnic.name, &settings.softnic.ports));
+    let others = settings.softnic.others.iter().map(|other| (&other.name, &other.ports));
+    let mut errors = Vec::new();
+    for (nic, ports) in others.chain(own) {
+        for (port, of_port) in (1..).zip(ports) {
+            let checked = of_port.wire.check();
+            errors.extend(checked.err().map(|source| Error::Wire { nic: nic.clone(), port, source }));
+        }
+    }
+    errors
+}
+
+/// Checks that the device can be used, with all of its ports in use and its limits. Creates nothing on a real
+/// device. `is_running`: a daemon has a context of it.
+pub(super) fn check(settings: &Settings, is_running: bool) -> Vec<Error> {
+    let mut errors: Vec<Error> = check_soft(settings).into_iter().collect();
+    // They are checked on their own.
+    let Ok(cores) = cores::of_workers(settings, &HostCores::of(settings)) else { return errors };
+    let TargetDevice { profile, real, mtus } = match profile(settings) {
+        Ok(target) => target,
+        Err(error) => {
+            errors.push(error);
+            return errors;
+        }
+    };
+    if let Some(RealTarget { device: RealDevice { device, .. }, .. }) = &real {
+        errors.extend(check_real(device, settings, cores.len()));
+        let loopback =
+            loopback_warning(device.name(), &control::kernel_driver(device.name()).unwrap_or_default());
+        loopback.filter(|_| !is_running).iter().for_each(|warning| tracing::warn!("{warning}"));
+        if let Some(warning) = HostCores::of(settings).remote_warning(device.name(), &cores) {
+            tracing::warn!("{warning}");
+        }
+    }
+    errors.extend(settings.workers.check_frames(&profile).err().map(Error::from));
+    errors.extend(settings.frame_bytes(&mtus).err().map(Error::from));
+    errors
+}
+
+/// Checks that soft NICs of the settings can be made, and that frames can pass their ports in use.
+fn check_soft(settings: &Settings) -> Option<Error> {
+    let nic = &settings.softnic;
+    let own = settings.chooses_soft().then_some((&nic.name, &nic.ports));
+    let others = nic.others.iter().map(|other| (&other.name, &other.ports));
+    for (name, ports) in others.chain(own) {
+        let personality = match nic.personality() {
+            Ok(personality) => personality,
+            Err(error) => return Some(error.into()),
+        };
+        let port = |port: &SoftNicPort| PortConfig { wire: Box::new(NullWire), mtu_bytes: port.mtu_bytes() };
+        let (ports, drive) = (ports.iter().map(port).collect(), Drive::Inline);
+        let config = SoftNicConfig { name: name.clone(), personality, ports, drive };
+        if let Err(source) = SoftNic::check(&config) {
+            return Some(Error::SoftNic { nic: name.clone(), source });
+        }
+    }
+    let in_use = settings.device.ports.iter().filter(|_| settings.chooses_soft());
+    let is_down = |port: &&u8| {
+        let port = nic.ports.get(usize::from(**port).wrapping_sub(1));
+        port.is_some_and(|port| port.wire.check().is_ok() && !port.wire.has_carrier())
+    };
+    in_use.copied().collect::<Vec<_>>().iter().find(is_down).map(|port| {
+        let (device, state) = (nic.name.clone(), PortState::Down.to_string());
+        Error::Device(control::ControlError::PortDown { device, port: *port, state })
+    })
+}
+
+/// Checks the ports of a real device, and the queues for so many workers.
+fn check_real(device: &Device, settings: &Settings, workers: usize) -> Vec<Error> {
+    let ports = &settings.device.ports;
+    let mut errors: Vec<Error> =
+        ports.iter().filter_map(|port| device.check_port(*port).err()).map(Error::Device).collect();
+    errors.extend(check_queues(device, workers).err());
+    if settings.device.promiscuous {
+        let held = ports.iter().map(|port| of_port(device.name(), *port, Promiscuous::check));
+        errors.extend(held.filter_map(Result::err));
+    }
+    errors
+}
+
+/// Checks that the device has a receive queue for each worker.
+pub(super) fn check_queues(device: &Device, workers: usize) -> Result<(), Error> {
+    let queues = device.attributes().max_wq_type_rq;
+    if queues > 0 && (queues as usize) < workers {
+        return Err(Error::TooFewQueues { device: device.name().to_owned(), queues, workers });
+    }
+    Ok(())
+}
+
+/// The ports in use as stations on their links, as far as they are known before the device is opened.
+pub(super) fn known_stations(settings: &Settings) -> Vec<Station> {
+    let station = |port: &u8| {
+        if !settings.chooses_soft() {
+            return real_station(&known_name(settings), *port);
+        }
+        let soft = settings.softnic.ports.get(usize::from(*port).wrapping_sub(1));
+        let (mac, mtu_bytes) = (soft.map(|soft| soft.wire.station()), soft.map(SoftNicPort::mtu_bytes));
+        Station { port: *port, mac, mtu_bytes }
+    };
+    settings.device.ports.iter().map(station).collect()
+}
+
+/// The MTUs of the ports in use, as [`known_stations`] knows them.
+pub(super) fn known_mtus(settings: &Settings) -> Vec<PortMtu> {
+    let known = |station: Station| Some(PortMtu { port: station.port, mtu_bytes: station.mtu_bytes? });
+    known_stations(settings).into_iter().filter_map(known).collect()
+}
+
+/// The name of the workers' device.
+pub(super) fn known_name(settings: &Settings) -> String {
+    match settings.device.name.as_str() {
+        _ if settings.chooses_soft() => settings.softnic.name.clone(),
+        AUTO_DEVICE => {
+            list().ok().and_then(|mut listed| listed.pop()).map(|only| only.name).unwrap_or_default()
+        }
+        name => name.to_owned(),
+    }
+}
+
+fn real_station(device: &str, port: u8) -> Station {
+    let netdev = Netdev::of_port(Path::new(SYSFS_CLASSES), device, port);
+    let (mac, mtu_bytes) = netdev.map_or((None, None), |netdev| (netdev.mac, netdev.mtu_bytes));
+    Station { port, mac, mtu_bytes }
+}
+
 /// A device of the kernel that the settings choose.
 struct RealDevice {
     device: Device,
@@ -492,7 +641,9 @@ pub(crate) fn profile(settings: &Settings) -> Result<TargetDevice, Error> {
             true => preloaded_model(settings)?,
             false => settings.softnic.personality()?.model().in_software(),
         };
-        let profile = profile.on_ports(settings.device.ports.len());
+        // As an open device is called.
+        let name = format!("{} ({})", settings.softnic.name, profile.name);
+        let profile = DeviceModel { name, ..profile }.on_ports(settings.device.ports.len());
         return Ok(TargetDevice { mtus: settings.soft_mtus(), ..TargetDevice::of(profile) });
     }
     let cores = cores::of_workers(settings, &HostCores::of(settings));

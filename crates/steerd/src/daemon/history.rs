@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
@@ -12,6 +12,8 @@ use crate::api::model::{ChangedFlows, HistoryEntry};
 use crate::policy_file::{Inputs, KEPT_BYTES_MAX, RuleWeights};
 use crate::state_file;
 
+/// The content of the file, in messages.
+const WHAT: &str = "the history of policies";
 /// The most policies that are kept.
 const KEPT: usize = 20;
 /// The most bytes of text of all of them; that of the last one, and of the last confirmed one, is kept in any
@@ -66,12 +68,23 @@ impl History {
             Some((_, Ok(saved))) => saved.content,
             Some((_, Err(error))) if error.kind() == io::ErrorKind::NotFound => Past::default(),
             Some((path, Err(error))) => {
-                tracing::error!("the history of policies in {} is lost: {error}", path.display());
+                tracing::error!("{}", state_file::lost(path, WHAT, &error));
                 state_file::keep_unreadable(path);
                 Past::default()
             }
         };
         Self { file, past: Mutex::new(past), writing: Mutex::default() }
+    }
+
+    /// Checks that the file can be read, and logs if not.
+    pub(crate) fn check(file: &Path) {
+        state_file::check::<Past>(file, WHAT);
+    }
+
+    /// Reads the file, if it can be read, and leaves it as it is: nothing is saved.
+    pub(crate) fn peek(file: &Path) -> Self {
+        let past = state_file::read::<Past>(file).map(|saved| saved.content).unwrap_or_default();
+        Self { file: None, past: Mutex::new(past), writing: Mutex::default() }
     }
 
     /// Adds the policy that is in force now. One that was in force already keeps its number and its place, so

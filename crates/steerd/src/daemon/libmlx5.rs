@@ -13,6 +13,7 @@ use std::convert::Infallible;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -68,9 +69,25 @@ fn is_second_start(device: &str, variable: impl Fn(&'static str) -> Option<OsStr
     expected.iter().all(|(name, value)| variable(name).is_some_and(|found| found == *value))
 }
 
-fn start_again(nic: &SoftNic) -> Result<Infallible, Error> {
+/// Checks that the process could start again with the library, if the settings ask for that.
+///
+/// # Errors
+/// A part is missing.
+pub(crate) fn check(settings: &Settings) -> Result<(), Error> {
+    if is_wanted(settings) {
+        launch::mlx5_variables(&library()?)?;
+    }
+    Ok(())
+}
+
+/// The library of `softnic-preload`, where the provider is installed.
+fn library() -> Result<PathBuf, Error> {
     launch::check_mlx5()?;
-    let library = launch::library()?;
+    Ok(launch::library()?)
+}
+
+fn start_again(nic: &SoftNic) -> Result<Infallible, Error> {
+    let library = library()?;
     let program = std::env::current_exe().map_err(|source| LaunchError::OwnFile { source })?;
     let mut command = Command::new(program);
     let mut arguments = std::env::args_os();

@@ -225,11 +225,24 @@ pub(crate) fn add_nic<'r>(deciders: &mut [RuleDeciders], rules: impl IntoIterato
     }
 }
 
-fn open_port(
+/// Checks that [`NicDrops::open`] would succeed, and logs what it would log. `given`: the filter model of the
+/// command line.
+pub(super) fn check(settings: &Settings, given: Option<&FilterModel>) -> Vec<Error> {
+    let places = Places::of(settings.state.folder());
+    let wanted = settings.xdp_ports().into_iter().filter(|port| port.nic_filters == NicFilterUse::Drop);
+    let checked = wanted.map(|port| {
+        usable_filters(&port, given)?;
+        let stored = FilterStore::check(&places);
+        stored.map_err(|error| Error::NicDrops { port: port.port, source: error.into() })
+    });
+    checked.filter_map(Result::err).collect()
+}
+
+/// The filters of a port's interface, its driver and the model, if they can drop.
+fn usable_filters(
     port: &XdpPort,
     given: Option<&FilterModel>,
-    places: &Places,
-) -> Result<PortDrops<InterfaceFilters>, Error> {
+) -> Result<(InterfaceFilters, String, FilterModel), Error> {
     let XdpPort { port: number, interface, .. } = port;
     let of_port = |source: CarvingError| Error::NicDrops { port: *number, source };
     let nic = InterfaceFilters::open(interface).map_err(|error| of_port(error.into()))?;
@@ -237,19 +250,30 @@ fn open_port(
     let facts = nic.facts().map_err(|error| of_port(CarveError::from(error).into()))?;
     let model = port.filter_model(given, &facts.driver);
     let model = model.map_err(|source| Error::FilterModel { port: *number, source })?;
-    let name = model.name.clone();
     if !model.drops {
-        let interface = interface.clone();
-        return Err(Error::NoNicDrops { port: *number, interface, driver: facts.driver, model: name });
+        let (interface, model) = (interface.clone(), model.name);
+        return Err(Error::NoNicDrops { port: *number, interface, driver: facts.driver, model });
     }
     if facts.is_on == Some(false) {
         tracing::warn!("the filters of {interface} are switched off: `ethtool -K {interface} ntuple on`");
     }
+    Ok((nic, facts.driver, model))
+}
+
+fn open_port(
+    port: &XdpPort,
+    given: Option<&FilterModel>,
+    places: &Places,
+) -> Result<PortDrops<InterfaceFilters>, Error> {
+    let XdpPort { port: number, interface, .. } = port;
+    let of_port = |source: CarvingError| Error::NicDrops { port: *number, source };
+    let (nic, driver, model) = usable_filters(port, given)?;
+    let name = model.name.clone();
     let store = FilterStore::open(places, interface, nic.index(), FilterPurpose::Drops);
     let store = store.map_err(|error| of_port(error.into()))?;
     let left = store.left();
     let drops = EarlyDrops::open(nic, store, model, left).map_err(|error| of_port(error.into()))?;
-    tracing::info!("{interface}: driver {}, filter model {name}", facts.driver);
+    tracing::info!("{interface}: driver {driver}, filter model {name}");
     let (interface, logged) = (interface.clone(), String::new());
     Ok(PortDrops { port: *number, interface, model: name, drops, fault: None, logged })
 }

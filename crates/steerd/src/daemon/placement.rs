@@ -140,6 +140,11 @@ impl Placement {
     /// Logs the placement once, with a warning for each of the first problems.
     pub(crate) fn log(&self) {
         self.lines().iter().for_each(|line| tracing::info!("{line}"));
+        self.warn();
+    }
+
+    /// Logs a warning for each of the first problems.
+    pub(crate) fn warn(&self) {
         for PlacementProblem { problem, remedy } in self.problems.iter().take(SHOWN) {
             tracing::warn!("{problem} (hint: {remedy})");
         }

@@ -35,6 +35,7 @@ pub(crate) use choice::{DeviceChoice, FormFacts};
 use hot::Hot;
 use overtaking::Precedence;
 use protect::{Compared, KnownProtection};
+pub(super) use saved::check as check_saved;
 use saved::{SavedRevision, SavedRule};
 
 /// How long a worker may take to apply changes.

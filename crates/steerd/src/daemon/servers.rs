@@ -42,10 +42,11 @@ impl Bound {
         let observer = &parts.observer;
         let (pages, renderer) = Pages::start(Arc::clone(observer) as Arc<_>)
             .map_err(|error| Error::Http(http::Error::Start(error)))?;
+        let address = self.http.as_ref().map(|http| http.address);
         let http =
             self.http.map(|http| http.serve(Arc::clone(&pages), Arc::clone(&observer.health) as Arc<_>));
         let http = http.transpose()?;
-        let service = Service { parts: parts.clone() };
+        let service = Service { parts: parts.clone(), http: address };
         let daemon = Arc::new(service) as Arc<dyn api::Daemon>;
         let api = self.api.map(|api| api.serve(api::Links { daemon, pages, reloads }));
         Ok(Servers { http, api: api.transpose()?, renderer })

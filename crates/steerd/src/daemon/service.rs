@@ -1,6 +1,7 @@
 //! The operations that the API offers on the running daemon.
 
 use std::io;
+use std::net::SocketAddr;
 
 use program::{CaptureSink, CountSink, Predicate, SinkKind, SinkSpec, Verdict};
 use steerd_client::api::ApiFailure;
@@ -20,11 +21,14 @@ use crate::state::State;
 
 pub(super) struct Service {
     pub(super) parts: Parts,
+    /// The address of the pages for monitoring.
+    pub(super) http: Option<SocketAddr>,
 }
 
 impl api::Daemon for Service {
     fn status(&self) -> model::Status {
-        self.parts.observer.status()
+        let http = self.http.map(|address| address.to_string());
+        model::Status { http, ..self.parts.observer.status() }
     }
 
     fn in_force(&self) -> InForce {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use policy::policy_test::PolicyTest;
-use policy::{Diagnostics, Place, Policy};
+use policy::{Diagnostic, Diagnostics, Place, Policy};
 use program::Program;
 
 use super::{TestBench, TestSummary, TimeLimit, is_of_device};
@@ -38,20 +38,26 @@ impl RequiredTests {
             return Ok(tests);
         }
         let policy = &read.policy;
-        if policy.tests.is_empty() {
-            let place = Place::new(&Arc::clone(&policy.source), 0..0);
-            let error = place.error(
-                "the policy has no tests, and the setting policy.require_tests asks for them",
-                "this policy",
-            );
-            let hint = "write [[tests]]; `steerd test --coverage` proposes some";
-            return Err(vec![error.hint(hint)].into());
+        if let Some(error) = Self::missing(source, policy) {
+            return Err(vec![error].into());
         }
         let begun = Instant::now();
         tests.run(policy, None, |test| !is_of_device(test))?;
         tests.left = tests.left.saturating_sub(begun.elapsed());
         tests.policy = super::needs_program(policy).then(|| policy.clone());
         Ok(tests)
+    }
+
+    /// The error that the settings require tests and the policy has none.
+    pub(crate) fn missing(source: &PolicySource, policy: &Policy) -> Option<Diagnostic> {
+        (source.requires_tests && policy.tests.is_empty()).then(|| {
+            let place = Place::new(&Arc::clone(&policy.source), 0..0);
+            let error = place.error(
+                "the policy has no tests, and the setting policy.require_tests asks for them",
+                "this policy",
+            );
+            error.hint("write [[tests]]; `steerd test --coverage` proposes some")
+        })
     }
 
     /// Runs the other tests. `program`: the one that is to be installed; `None` where there are no workers.

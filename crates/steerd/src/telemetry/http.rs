@@ -18,6 +18,7 @@ use hyper::body::Incoming;
 use hyper::header::{ALLOW, CONTENT_TYPE, WWW_AUTHENTICATE};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, StatusCode};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 
 use crate::server::{Answer, Limits, Listener, Peer, Router, Server, text, whole, with};
 use crate::settings::Http;
@@ -65,10 +66,33 @@ pub(crate) fn bind(address: SocketAddr, settings: &Http) -> Result<Bound, Error>
     let bind_error = |source| Error::Bind { address, source };
     let listener = TcpListener::bind(address).map_err(bind_error)?;
     let address = listener.local_addr().map_err(bind_error)?;
-    if let Some(warning) = exposure(address.ip(), access.requires_token()) {
-        tracing::warn!("http.listen: {address} {warning}");
-    }
     Ok(Bound { listener, address, access })
+}
+
+/// Checks that [`bind`] would succeed, and logs what is to be known about the token and the address. Nobody
+/// is kept from the address.
+pub(crate) fn check(address: SocketAddr, settings: &Http) -> Vec<Error> {
+    let mut errors = Vec::new();
+    match Access::new(settings) {
+        Ok(access) => {
+            access::warn_of_file(settings);
+            if let Some(warning) = exposure(address.ip(), access.requires_token()) {
+                tracing::warn!("http.listen: {address} {warning}");
+            }
+        }
+        Err(error) => errors.push(error),
+    }
+    errors.extend(try_bind(address).err().map(|source| Error::Bind { address, source }));
+    errors
+}
+
+/// Binds an address as a listener does, and does not listen: a socket that does not listen leaves the address
+/// to others that set SO_REUSEADDR (socket(7)).
+fn try_bind(address: SocketAddr) -> io::Result<()> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    Ok(rustix::net::bind(&socket, &address)?)
 }
 
 /// A warning about an address that other hosts can reach.

@@ -70,9 +70,22 @@ pub(crate) fn start(settings: &settings::Log, screen: &Screen) -> io::Result<Log
     };
     tracing_subscriber::registry().with(layer.with_filter(filter)).try_init().map_err(io::Error::other)?;
     if let Some(error) = failed {
-        tracing::warn!("journald cannot be reached, logging to stderr instead: {error}");
+        warn_of_stderr(&error);
     }
     Ok(Log { queue, dropped })
+}
+
+/// Logs a warning if the log would go to stderr although the settings want another target.
+pub(crate) fn check(settings: &settings::Log) {
+    if settings.target == LogTarget::Journald
+        && let Err(error) = connect_journal()
+    {
+        warn_of_stderr(&error);
+    }
+}
+
+fn warn_of_stderr(error: &io::Error) {
+    tracing::warn!("journald cannot be reached, logging to stderr instead: {error}");
 }
 
 fn stderr_layer(format: LogFormat, lines: Lines) -> Box<dyn Layer<Registry> + Send + Sync> {

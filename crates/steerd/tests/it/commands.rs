@@ -7,7 +7,7 @@ mod devices;
 mod diff;
 mod explain;
 mod import;
-mod rig;
+pub(crate) mod rig;
 mod size;
 mod test;
 

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::interface::{DecidedPackets, OnInterface};
 use super::nic_drops::DropsOfPort;
+use super::start::StartAnswer;
 use super::{Checked, CountedShare};
 use crate::daemon::placement::Placement;
 use crate::policy_tests::TestCounts;
@@ -53,6 +54,8 @@ struct Answer<'c> {
     diagnostics: Vec<&'c Diagnostic>,
     /// Warnings about the device of the settings.
     device_warnings: &'c [String],
+    /// What would refuse a start with the settings, and what it would warn of; `null`: not asked.
+    start: Option<StartAnswer<'c>>,
     /// Who decides on a network interface; `null`: the device is none, or there is no program.
     interface: Option<Interface<'c>>,
     omitted_diagnostics: usize,
@@ -209,7 +212,7 @@ pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), OutputEr
         sha256: Some(&checked.sha256),
         profile: &report.device,
         workers: Some(checked.workers),
-        ok: checked.is_installable(),
+        ok: checked.is_ok(),
         protected: checked.protected(),
         tests: checked.tests.as_ref().map(TestCounts::from),
         lost_exceptions: checked
@@ -248,6 +251,7 @@ pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), OutputEr
         omitted_diagnostics: found - diagnostics.len(),
         diagnostics,
         device_warnings: &checked.device_warnings,
+        start: checked.start.as_ref().map(StartAnswer::of),
         interface: checked.interface.as_ref().map(|interface| checked.on_interface(interface)),
     })
 }

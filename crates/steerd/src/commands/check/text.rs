@@ -170,11 +170,16 @@ fn verdict(checked: &Checked, layout: Layout) -> String {
     if !checked.is_installable() {
         return layout.text(Style::Bad, &format!("{source}: {}", checked.refusal()));
     }
+    let errors = checked.start.as_ref().map_or(0, |start| start.errors.len());
+    if errors > 0 {
+        let errors = counted(errors as u64, "error", "errors");
+        return layout.text(Style::Bad, &format!("{source}: {errors} of a start with the settings"));
+    }
     let hybrid = match checked.hybrid() {
         0 => String::new(),
         rules => format!(", {rules} of {} rules hybrid", report.rules.len()),
     };
-    let warnings = match checked.warnings.len() {
+    let warnings = match checked.warning_count() {
         0 => String::new(),
         warnings => format!(", {}", counted(warnings as u64, "warning", "warnings")),
     };

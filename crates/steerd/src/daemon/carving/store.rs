@@ -100,6 +100,17 @@ impl FilterStore {
         Ok(Self { path, boot, index, purpose, _lock: lock })
     }
 
+    /// Checks that the folders of the file and of the lock are there or could be made, and makes none.
+    pub(crate) fn check(places: &Places) -> Result<(), StoreError> {
+        let rights = |folder: &Path| {
+            let there = folder.ancestors().find(|folder| folder.exists()).unwrap_or(folder);
+            regular_file::check_folder(there)
+        };
+        let Places { records, locks } = places;
+        rights(locks).map_err(|source| StoreError::Lock { path: locks.clone(), source })?;
+        rights(records).map_err(|source| StoreError::Folder { path: records.clone(), source })
+    }
+
     /// The filters that an earlier process may have left.
     pub(crate) fn left(&self) -> Ledger {
         match read(&self.path, Some(self.index)) {

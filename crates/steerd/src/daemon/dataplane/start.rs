@@ -82,11 +82,7 @@ impl Builder {
         for port in &settings.device.ports {
             opened.device.check_port(*port).map_err(Error::Device)?;
         }
-        let queues = opened.device.attributes().max_wq_type_rq;
-        if queues > 0 && (queues as usize) < cores.len() {
-            let device = opened.device.name().to_owned();
-            return Err(Error::TooFewQueues { device, queues, workers: cores.len() });
-        }
+        device::check_queues(&opened.device, cores.len())?;
         settings.workers.check_frames(&opened.device.profile(cores.len()))?;
         let mtus = opened.mtus();
         let frame_bytes = settings.frame_bytes(&mtus)?;
@@ -211,7 +207,8 @@ fn none_in_force(source: PolicySource, compiled: &Compiled) -> PolicyInForce {
     }
 }
 
-fn worker_config(settings: &Settings, id: WorkerId, core: Option<usize>) -> WorkerConfig {
+/// What the settings say of a worker.
+pub(crate) fn worker_config(settings: &Settings, id: WorkerId, core: Option<usize>) -> WorkerConfig {
     let wanted = &settings.workers;
     WorkerConfig {
         core,

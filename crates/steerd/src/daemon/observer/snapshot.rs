@@ -141,6 +141,9 @@ pub(super) fn status(observer: &Observer) -> model::Status {
             .read()
             .map(|ChangedSoFar { done, total }| model::ChangeState { done_flows: done, flows: total }),
         sinks: published.sinks.view().into_iter().map(sink_status).collect(),
+        // The servers know it.
+        http: None,
+        wires: observer.opened.wires().to_vec(),
     }
 }
 

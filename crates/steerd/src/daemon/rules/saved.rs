@@ -1,6 +1,7 @@
 //! The rules at run time over restarts: a file in the state folder, replaced as a whole.
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -40,9 +41,17 @@ impl SavedRule {
     }
 }
 
+/// The content of the file, in messages.
+const SAVED: &str = "the list of rules at run time";
+
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct SavedRules {
     rules: Vec<SavedRule>,
+}
+
+/// Checks that the file can be read, and logs if not.
+pub(in crate::daemon) fn check(file: &Path) {
+    state_file::check::<SavedRules>(file, SAVED);
 }
 
 /// The rest after the rules were saved, in times of its duration.
@@ -118,7 +127,7 @@ impl LiveRules {
                 Ok(Saved { content, .. }) => rules.take_over(content.rules, &in_force),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => {
-                    tracing::error!("rules at run time of {} are lost: {error}", path.display());
+                    tracing::error!("{}", state_file::lost(path, SAVED, &error));
                     state_file::keep_unreadable(path);
                 }
             }

@@ -92,14 +92,18 @@ impl Access {
     }
 }
 
+/// Logs a warning if everybody can read the token.
+pub(super) fn warn_of_file(settings: &Http) {
+    let path = &settings.token_file;
+    if !path.as_os_str().is_empty() && path.metadata().is_ok_and(|file| file.mode() & 0o004 != 0) {
+        tracing::warn!("http.token_file: {} can be read by every user of this host", path.display());
+    }
+}
+
 impl Token {
     fn read(path: &Path) -> Result<Self, String> {
         let cannot = |error: std::io::Error| format!("cannot be read: {error}");
         let file = regular_file::open(path).map_err(|error| cannot(error.into()))?;
-        let metadata = file.metadata().map_err(cannot)?;
-        if metadata.mode() & 0o004 != 0 {
-            tracing::warn!("http.token_file: {} can be read by every user of this host", path.display());
-        }
         let mut text = Vec::new();
         file.take(*TOKEN_BYTES.end() as u64 + 3).read_to_end(&mut text).map_err(cannot)?;
         let token = text.trim_ascii();

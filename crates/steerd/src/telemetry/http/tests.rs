@@ -246,3 +246,20 @@ fn a_server_whose_thread_has_ended_is_seen() {
         std::thread::sleep(Duration::from_millis(5));
     }
 }
+
+#[test]
+fn a_check_keeps_nobody_from_the_address() {
+    let bound = bind("127.0.0.1:0".parse().expect("address"), &Http::default()).expect("bound");
+    let [error] = &check(bound.address, &Http::default())[..] else { panic!("it is in use") };
+    let second = bind(bound.address, &Http::default()).expect_err("it is in use");
+    assert_eq!(error.to_string(), second.to_string());
+    let address = bound.address;
+    drop(bound);
+    assert!(check(address, &Http::default()).is_empty());
+    assert!(bind(address, &Http::default()).is_ok());
+    let both = Http { token_file: "/nonexistent/token".into(), ..Http::default() };
+    assert!(matches!(
+        check("203.0.113.77:0".parse().expect("address"), &both)[..],
+        [Error::Token { .. }, Error::Bind { .. }]
+    ));
+}

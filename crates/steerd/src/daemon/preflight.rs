@@ -1,0 +1,226 @@
+//! The checks of a start: what would refuse it, and what it would warn of, found without changing anything
+//! on the host.
+//!
+//! Each check calls the function that the step itself begins with, or asks the system what the step would be
+//! answered; so its errors are those of the step. `run` goes through [`BEFORE_START`] first, so that it
+//! reports all problems of them at once. `check --config` goes through all checks, and then through those of
+//! the program ([`of_program`]). Warnings are logged where they are found, and [`collected`] collects them.
+//!
+//! What a running daemon with the same settings holds is not an error ([`Running`]): it ends before the next
+//! start. Not found are the answers of a device to its objects and flows, of the peer of a link, and of the
+//! driver to AF_XDP sockets, which only the start gets.
+
+mod collect;
+mod installation;
+mod running;
+
+use hugemem::ArenaForecast;
+use nic_filters::FilterModel;
+use program::WorkerId;
+use worker::WorkerConfig;
+
+use crate::api;
+use crate::daemon::cores::{self, HostCores};
+use crate::daemon::dataplane::worker_config;
+use crate::daemon::history::History;
+use crate::daemon::placement::Placement;
+use crate::daemon::{Error, device, libmlx5, nic_drops, rules};
+use crate::settings::{Listen, Settings};
+use crate::telemetry::{http, logging};
+use collect::collected;
+pub(crate) use installation::{Installation, of_program};
+use running::{Held, Running};
+
+/// The result of the checks.
+#[derive(Debug, Default)]
+pub(crate) struct Findings {
+    /// Why the start would be refused, in the order of its steps.
+    pub(crate) errors: Vec<Error>,
+    pub(crate) warnings: Vec<String>,
+    /// What a running daemon with the same settings holds, in sentences.
+    pub(crate) held: Vec<String>,
+}
+
+impl Findings {
+    fn add(&mut self, found: Result<(), Error>) {
+        self.errors.extend(found.err());
+    }
+
+    /// Adds an error, unless it is due to the running daemon.
+    fn add_unless_held(&mut self, found: Result<(), Error>, start: &Start<'_>) {
+        let Err(error) = found else { return };
+        match start.running.as_ref().and_then(|running| running.holds(&error)) {
+            Some(Held(sentence)) => self.held.push(sentence),
+            None => self.errors.push(error),
+        }
+    }
+
+    /// Logs all errors but the first, and returns that one.
+    fn into_first_error(self) -> Result<(), Error> {
+        let mut errors = self.errors.into_iter();
+        let first = errors.next();
+        errors.for_each(|error| tracing::error!("{error}"));
+        first.map_or(Ok(()), Err)
+    }
+
+    /// Adds what was found later.
+    pub(crate) fn extend(&mut self, later: Self) {
+        self.errors.extend(later.errors);
+        self.warnings.extend(later.warnings);
+        self.held.extend(later.held);
+    }
+}
+
+/// The start that is examined.
+struct Start<'s> {
+    settings: &'s Settings,
+    /// The filter model of the command line.
+    filter_model: Option<&'s FilterModel>,
+    /// The daemon that runs with these settings.
+    running: Option<Running>,
+}
+
+/// A check of one step.
+type Check = fn(&Start<'_>, &mut Findings);
+
+/// The checks that `run` makes before its first step; those of `check` as well.
+const BEFORE_START: [Check; 3] = [monitoring, worker_cores, lengths];
+
+/// The checks whose steps make them at once when they are carried out, in the order of the steps.
+const OF_STEPS: [Check; 9] = [preload, log, local_api, state, wires, open_device, placement, memory, filters];
+
+/// Makes the checks of `run` before its first step.
+///
+/// # Errors
+/// The first problem; the others are logged.
+pub(super) fn before_start(settings: &Settings) -> Result<(), Error> {
+    before(settings, &BEFORE_START)
+}
+
+/// Makes the checks of a start without workers.
+///
+/// # Errors
+/// The first problem; the others are logged.
+pub(super) fn before_carving(settings: &Settings) -> Result<(), Error> {
+    before(settings, &[monitoring])
+}
+
+fn before(settings: &Settings, checks: &[Check]) -> Result<(), Error> {
+    let start = Start { settings, filter_model: None, running: None };
+    let mut found = Findings::default();
+    checks.iter().for_each(|check| check(&start, &mut found));
+    found.into_first_error()
+}
+
+/// Makes all checks that need no policy.
+pub(crate) fn of_settings(settings: &Settings, filter_model: Option<&FilterModel>) -> Findings {
+    let running = Running::with(settings);
+    let start = Start { settings, filter_model, running };
+    let mut found = Findings::default();
+    let checks = BEFORE_START.iter().chain(&OF_STEPS);
+    let ((), warnings) = collected(|| checks.for_each(|check| check(&start, &mut found)));
+    found.warnings = warnings;
+    found
+}
+
+/// The token file and the address of the pages for monitoring.
+fn monitoring(start: &Start<'_>, found: &mut Findings) {
+    let settings = &start.settings.http;
+    if let Listen::On(address) = settings.listen {
+        http::check(address, settings)
+            .into_iter()
+            .for_each(|error| found.add_unless_held(Err(error.into()), start));
+    }
+}
+
+/// The cores of workers and engine threads.
+fn worker_cores(start: &Start<'_>, found: &mut Findings) {
+    let cores = cores::of_workers(start.settings, &HostCores::of(start.settings));
+    found.add(cores.map(drop).map_err(Error::Cores));
+}
+
+/// The MTUs of ports on live interfaces.
+fn lengths(start: &Start<'_>, found: &mut Findings) {
+    found.add(start.settings.check_mtus().map_err(Error::from));
+}
+
+/// The library below rdma-core's mlx5 provider.
+fn preload(start: &Start<'_>, found: &mut Findings) {
+    found.add(libmlx5::check(start.settings).map_err(Error::LibMlx5));
+}
+
+/// journald, without which the log goes to stderr.
+fn log(start: &Start<'_>, _: &mut Findings) {
+    logging::check(&start.settings.log);
+}
+
+/// The socket of the local API.
+fn local_api(start: &Start<'_>, found: &mut Findings) {
+    if let Some(running) = &start.running {
+        found.held.push(running.of_socket());
+        return;
+    }
+    found.add(api::check(&start.settings.api).map_err(Error::from));
+}
+
+/// The folder for what survives a restart, and the files in it.
+fn state(start: &Start<'_>, _: &mut Findings) {
+    let Some(folder) = start.settings.state.folder() else { return };
+    if let Err(error) = regular_file::check_folder(&folder) {
+        tracing::warn!(
+            "state.folder: {}: {error}: rules at run time and the history of policies do not survive a restart (hint: \
+             make the folder, for the user of the daemon)",
+            folder.display()
+        );
+        return;
+    }
+    History::check(&folder.join("history.json"));
+    rules::check_saved(&folder.join("rules.json"));
+}
+
+/// The wires of soft NICs.
+fn wires(start: &Start<'_>, found: &mut Findings) {
+    for error in device::check_wires(start.settings) {
+        found.add_unless_held(Err(error), start);
+    }
+}
+
+/// The device, its ports and its limits.
+fn open_device(start: &Start<'_>, found: &mut Findings) {
+    let is_running = start.running.is_some();
+    found.errors.extend(device::check(start.settings, is_running));
+}
+
+/// Threads far from the interface and its interrupts.
+fn placement(start: &Start<'_>, _: &mut Findings) {
+    let Ok(cores) = cores::of_workers(start.settings, &HostCores::of(start.settings)) else { return };
+    if let Some(placement) = Placement::of(start.settings, &cores) {
+        placement.warn();
+    }
+}
+
+/// The memory of the workers. A running daemon has its own, which is free before the next start.
+fn memory(start: &Start<'_>, found: &mut Findings) {
+    let settings = start.settings;
+    let Ok(cores) = cores::of_workers(settings, &HostCores::of(settings)) else { return };
+    let Ok(frame_bytes) = settings.frame_bytes(&device::known_mtus(settings)) else { return };
+    if let Some(running) = &start.running {
+        found.held.push(running.of_memory());
+        return;
+    }
+    let mut forecast = ArenaForecast::default();
+    for (index, core) in cores.into_iter().enumerate() {
+        let config = WorkerConfig { frame_bytes, ..worker_config(settings, WorkerId::of(index), core) };
+        let checked = worker::forecast_memory(&config, &mut forecast).map_err(Error::Worker);
+        if checked.is_err() {
+            return found.add(checked);
+        }
+    }
+}
+
+/// The filters of NICs that drop packets of drop rules.
+fn filters(start: &Start<'_>, found: &mut Findings) {
+    for error in nic_drops::check(start.settings, start.filter_model) {
+        found.add_unless_held(Err(error), start);
+    }
+}

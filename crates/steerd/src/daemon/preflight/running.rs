@@ -1,0 +1,91 @@
+//! The daemon that runs with the same settings, and what it holds: the checks meet its address, its links and
+//! its interfaces, which are free before the next start.
+
+use std::path::Path;
+
+use steerd_client::api::ApiClient;
+use wire::WireError;
+use worker::sinks::{SinkError, TapError};
+use xdp::XdpError;
+
+use crate::api::{model::Status, socket};
+use crate::daemon::{Error, sinks};
+use crate::settings::{AUTO_SOCKET, Settings};
+use crate::telemetry::http;
+
+/// A sentence about something that the running daemon holds.
+pub(super) struct Held(pub(super) String);
+
+/// A daemon whose API answers at the socket of the settings.
+pub(super) struct Running {
+    status: Status,
+    socket: String,
+}
+
+impl Running {
+    /// `None`: there is none, or its API does not answer this user.
+    pub(super) fn with(settings: &Settings) -> Option<Self> {
+        if !settings.api.enabled {
+            return None;
+        }
+        let is_default = settings.api.socket == Path::new(AUTO_SOCKET);
+        let path = if is_default { socket::default_path() } else { settings.api.socket.clone() };
+        let status = ApiClient::new(&path).ok()?.get::<Status>("/v1/status").ok()?;
+        Some(Self { status, socket: path.display().to_string() })
+    }
+
+    pub(super) fn name(&self) -> String {
+        format!("the running steerd (process {})", self.status.pid)
+    }
+
+    /// The sentence about its socket.
+    pub(super) fn of_socket(&self) -> String {
+        format!("api.socket: {} is that of {}", self.socket, self.name())
+    }
+
+    /// The sentence about its memory.
+    pub(super) fn of_memory(&self) -> String {
+        format!(
+            "workers.pages: {} has memory for its workers, which a restart frees: it is not checked",
+            self.name()
+        )
+    }
+
+    /// Whether its sink of this kind has this value in its status.
+    pub(super) fn has_sink(&self, kind: &str, key: &str, value: &str) -> bool {
+        let mut sinks = self.status.sinks.iter().filter(|sink| sink.kind == kind);
+        sinks.any(|sink| sink.status.iter().any(|(name, found)| name == key && found == value))
+    }
+
+    /// The sentence about what an error is due to, if the daemon holds it.
+    pub(super) fn holds(&self, error: &Error) -> Option<Held> {
+        let holds = |what: String| Some(Held(format!("{what} is held by {}", self.name())));
+        let is_it = |holder: &str| {
+            let own = format!("process {}", self.status.pid);
+            holder.strip_prefix(&own).is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()))
+        };
+        match error {
+            Error::Http(http::Error::Bind { address, .. })
+                if self.status.http.as_deref() == Some(address.to_string().as_str()) =>
+            {
+                holds(format!("http.listen: {address}"))
+            }
+            Error::Wire { source: WireError::LinkTaken { link, end, holder }, .. } if is_it(holder) => {
+                holds(format!("link `{link}`: end `{end}`"))
+            }
+            Error::Wire {
+                source: WireError::Xdp { source: XdpError::Occupied { interface, .. } }, ..
+            } if self.has_wire(interface) => holds(format!("the XDP program of `{interface}`")),
+            Error::Sink(sinks::Error::Open(SinkError::Kernel {
+                sink,
+                source: TapError::Shared { interface, holder },
+            })) if is_it(holder) => holds(format!("sink `{sink}`: the TAP interface `{interface}`")),
+            _ => None,
+        }
+    }
+
+    /// Whether one of its ports is this interface.
+    fn has_wire(&self, interface: &str) -> bool {
+        self.status.wires.iter().any(|wire| wire.split(" (").next() == Some(interface))
+    }
+}
