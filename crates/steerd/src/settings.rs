@@ -155,6 +155,11 @@ impl Problems {
         self.diagnostics.is_empty()
     }
 
+    fn sorted(mut self) -> Self {
+        self.diagnostics.sort();
+        self
+    }
+
     fn push(&mut self, problem: Diagnostic) {
         self.diagnostics.push(problem);
     }
@@ -218,7 +223,7 @@ fn load_with(request: &Request, environment: &[(String, String)]) -> Result<Load
     let mut settings = match layers.merge() {
         Ok(settings) => settings,
         Err(found) if problems.is_empty() => return Err(found),
-        Err(_) => return Err(problems),
+        Err(_) => return Err(problems.sorted()),
     };
     settings.softnic.wires = layers.wires();
     settings.device.ports_place = layers
@@ -230,7 +235,7 @@ fn load_with(request: &Request, environment: &[(String, String)]) -> Result<Load
         limits::check(&settings, &layers, &mut problems);
     }
     let policy = policy_source(request, &settings, &layers);
-    if problems.is_empty() { Ok(Loaded { settings, policy }) } else { Err(problems) }
+    if problems.is_empty() { Ok(Loaded { settings, policy }) } else { Err(problems.sorted()) }
 }
 
 fn flags(request: &Request) -> Vec<Result<Layer, Problems>> {

@@ -27,7 +27,7 @@ const SEPARATOR: &str = "__";
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 const SETTINGS: DocumentKind = DocumentKind {
-    name: "the settings",
+    name: "a settings file",
     form: "begin with a section, such as [device]; config/steerd.toml has all of them",
     tables: "write [SECTION], or [[softnic.ports]] for a port",
 };

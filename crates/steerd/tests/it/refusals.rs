@@ -78,7 +78,8 @@ fn a_model_file_as_personality() {
     assert!(output.status.success(), "{}", stderr(&output));
     std::fs::write(&file, model.replace("= 8", "= 99999999999")).expect("written");
     let broken = [("STEERD_SOFTNIC__PERSONALITY", name)];
-    refused(&run_with(SOFT, &broken), 3, &["softnic.personality", "nic.toml:3: priorities: invalid value"]);
+    let parts = ["softnic.personality", "nic.toml:3: priorities: invalid value"];
+    refused_settings(&run_with(SOFT, &broken), &parts);
 }
 
 #[test]
