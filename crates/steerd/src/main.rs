@@ -10,6 +10,7 @@ mod cli;
 mod commands;
 mod daemon;
 mod effects;
+mod explained;
 mod hardware_report;
 mod lost_exceptions;
 mod message;

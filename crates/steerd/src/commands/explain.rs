@@ -2,7 +2,6 @@
 //! device is used and no packet is sent.
 
 mod carving;
-mod received;
 mod summary;
 
 use std::path::Path;
@@ -15,11 +14,11 @@ use serde::Serialize;
 use super::target::{self, AnswerModel, ExplainedPolicy};
 use crate::cli::{DirectionArg, ExplainArgs, Format};
 use crate::commands::Error;
+use crate::explained::{ReceivedPacket, SentPacket};
 use crate::policy_file::Compiled;
 use crate::terminal::numbers::counted;
 use crate::terminal::output::{self, Stdout};
 use crate::traffic::{self, ETHERNET_HEADER_BYTES, UnreadableCapture};
-use received::{ReceivedPacket, SentPacket};
 use summary::Summary;
 
 pub(crate) fn run(args: &ExplainArgs) -> Result<(), Error> {

@@ -9,7 +9,7 @@ use policy::policy::Direction;
 use program::{Copied, FlowAction, FlowKind, Program, QueueId, RssQueue, Verdict, WorkerId, XdpVerdict};
 use serde::Serialize;
 
-use super::received::{is_policed, name, sent_action};
+use crate::explained::{is_policed, name, sent_action};
 use crate::terminal::numbers::{bytes, counted, number, shares};
 use crate::terminal::table::Grid;
 

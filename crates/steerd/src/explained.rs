@@ -14,7 +14,7 @@ use crate::protection::Names;
 
 /// Described in docs/reference/commands/explain.md.
 #[derive(Debug, Serialize)]
-pub(super) struct ReceivedPacket {
+pub(crate) struct ReceivedPacket {
     direction: &'static str,
     packet: String,
     /// The rule that decides, and its action.
@@ -42,7 +42,7 @@ pub(super) struct ReceivedPacket {
     reaches_host: bool,
     /// The verdict of the XDP program of a network interface, if that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) xdp: Option<XdpVerdict>,
+    pub(crate) xdp: Option<XdpVerdict>,
     /// Whether the policy leaves it to the kernel but a worker receives it, which cannot give it back.
     lost_exception: bool,
     /// The sinks that get it.
@@ -87,17 +87,17 @@ impl Policed {
 }
 
 /// Whether some packets of a rule are not let through.
-pub(super) fn is_policed(program: &Program, rule: RuleId) -> bool {
+pub(crate) fn is_policed(program: &Program, rule: RuleId) -> bool {
     program.rules.get(rule.index()).is_some_and(|rule| !rule.policing.passes_all())
 }
 
 /// One copy of a packet.
 #[derive(Debug, Serialize)]
-pub(super) struct Copy {
+pub(crate) struct Copy {
     rule: String,
     line: u32,
     /// "copy" or "sniffer".
-    pub(super) kind: &'static str,
+    pub(crate) kind: &'static str,
     /// The worker's action: a copy that the rule does not match is filtered out.
     action: String,
     group: Option<String>,
@@ -106,7 +106,7 @@ pub(super) struct Copy {
 }
 
 impl ReceivedPacket {
-    pub(super) fn of(program: &Program, protected: &Names, key: &DeepKey) -> Self {
+    pub(crate) fn of(program: &Program, protected: &Names, key: &DeepKey) -> Self {
         let explanation = program.explain_deep(key);
         let Explanation { outcome, .. } = explanation;
         let exact =
@@ -144,7 +144,7 @@ impl ReceivedPacket {
     }
 
     /// Leaves what the policy alone decides.
-    pub(super) fn without_device(self) -> Self {
+    pub(crate) fn without_device(self) -> Self {
         Self {
             taken_by: None,
             decided_in: None,
@@ -160,7 +160,7 @@ impl ReceivedPacket {
         }
     }
 
-    pub(super) fn text(&self, program: &Program) -> String {
+    pub(crate) fn text(&self, program: &Program) -> String {
         let mut out = String::new();
         let mut line = |name: &str, value: String| {
             let _ = writeln!(out, "{name:<8} {value}");
@@ -240,7 +240,7 @@ impl ReceivedPacket {
         }
     }
 
-    pub(super) fn line(&self, packet_number: u64) -> String {
+    pub(crate) fn line(&self, packet_number: u64) -> String {
         let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
         let copies: String = self.copies.iter().map(Copy::short).collect();
         format!(
@@ -261,7 +261,7 @@ impl ReceivedPacket {
 }
 
 impl Copy {
-    pub(super) fn of(program: &Program, copied: &Copied) -> Self {
+    pub(crate) fn of(program: &Program, copied: &Copied) -> Self {
         let sniffs = program.flows.get(copied.flow).is_some_and(|flow| flow.kind == FlowKind::Sniffer);
         let queue = program.queues.get(copied.queue.index());
         let group = queue.and_then(|queue| program.groups.get(queue.group.index()));
@@ -287,7 +287,7 @@ impl Copy {
     }
 
     /// The text as a line of its own.
-    pub(super) fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let worker = match (self.worker, self.queue) {
             (Some(worker), _) => format!(", worker {worker}"),
             (None, Some(_)) => ", none".to_owned(),
@@ -297,21 +297,21 @@ impl Copy {
     }
 
     /// The text as part of the line of a packet.
-    pub(super) fn short(&self) -> String {
+    pub(crate) fn short(&self) -> String {
         let worker = self.worker.map_or_else(|| "-".into(), |worker| worker.to_string());
         format!(" {}={}:{worker}", self.kind, self.rule)
     }
 }
 
-pub(super) fn placed(rule: &str, line: u32) -> String {
+pub(crate) fn placed(rule: &str, line: u32) -> String {
     if line > 0 { format!("{rule} (line {line})") } else { rule.to_owned() }
 }
 
-pub(super) fn name(program: &Program, rule: RuleId) -> String {
+pub(crate) fn name(program: &Program, rule: RuleId) -> String {
     program.rules.get(rule.index()).map_or_else(|| "?".into(), |rule| rule.name.to_string())
 }
 
-pub(super) fn line(program: &Program, rule: RuleId) -> u32 {
+pub(crate) fn line(program: &Program, rule: RuleId) -> u32 {
     program.rules.get(rule.index()).map_or(0, |rule| rule.line)
 }
 
@@ -322,7 +322,7 @@ fn tag(program: &Program, class: ClassId) -> Option<u32> {
 
 /// Described in docs/reference/commands/explain.md.
 #[derive(Debug, Serialize)]
-pub(super) struct SentPacket {
+pub(crate) struct SentPacket {
     direction: &'static str,
     packet: String,
     /// The rule that decides; without one, the packet is sent.
@@ -334,7 +334,7 @@ pub(super) struct SentPacket {
 }
 
 impl SentPacket {
-    pub(super) fn of(program: &Program, key: &DeepKey) -> Self {
+    pub(crate) fn of(program: &Program, key: &DeepKey) -> Self {
         let explained = program.explain_sent(key);
         Self {
             direction: "egress",
@@ -348,11 +348,11 @@ impl SentPacket {
     }
 
     /// Leaves what the policy alone decides.
-    pub(super) fn without_device(self) -> Self {
+    pub(crate) fn without_device(self) -> Self {
         Self { copies: self.copies.into_iter().map(Copy::without_device).collect(), ..self }
     }
 
-    pub(super) fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let rule = match (&self.rule, self.line) {
             (Some(rule), line) => format!("{}: {}", placed(rule, line.unwrap_or_default()), self.action),
             (None, _) => "none: it is sent, as no egress rule matches it".to_owned(),
@@ -366,7 +366,7 @@ impl SentPacket {
         out
     }
 
-    pub(super) fn line(&self, packet_number: u64) -> String {
+    pub(crate) fn line(&self, packet_number: u64) -> String {
         let rule = self.rule.as_deref().unwrap_or("-");
         let copies: String = self.copies.iter().map(Copy::short).collect();
         format!("{packet_number}  rule={rule} action={}{copies}  {}", self.action, self.packet)
@@ -374,7 +374,7 @@ impl SentPacket {
 }
 
 /// The action, as in rules.
-pub(super) fn sent_action(explained: &SentExplanation) -> &'static str {
+pub(crate) fn sent_action(explained: &SentExplanation) -> &'static str {
     if explained.leaves { "pass" } else { "drop" }
 }
 
