@@ -1,9 +1,11 @@
-//! The text of the explanation of one packet, received or sent, which [`Program::explain`] makes: rule, flow,
-//! queue, worker and copies.
+//! The explanation of one packet, received or sent, which [`Program::explain_deep`] makes, as text and as
+//! JSON: rule, flow, queue, worker and copies. `steerd explain` prints it, and the page of the daemon shows
+//! it.
 
 use std::fmt::Write as _;
 
 use packet::DeepKey;
+use policy::policy::Direction;
 use program::{
     ClassId, Copied, Explanation, FlowKind, LimitPart, Outcome, Policing, Program, RateLimit, RuleId,
     SentExplanation, Verdict, WorkerId, XdpVerdict,
@@ -11,6 +13,75 @@ use program::{
 use serde::Serialize;
 
 use crate::protection::Names;
+use crate::terminal::table::counted;
+use crate::traffic::ETHERNET_HEADER_BYTES;
+
+/// The key of a frame in hexadecimal.
+///
+/// # Errors
+/// The text is no frame, or a port would drop the frame.
+pub(crate) fn key_of_hex(hex: &str) -> Result<DeepKey, String> {
+    let frame = policy::frame_of_hex(hex)?;
+    if frame.len() < ETHERNET_HEADER_BYTES {
+        let bytes = counted(frame.len() as u64, "byte is", "bytes are");
+        return Err(format!(
+            "{bytes} too few for an Ethernet header: a port drops the frame as a runt before any rule (hint: a frame \
+             begins with its destination MAC address and has {ETHERNET_HEADER_BYTES} bytes or more)"
+        ));
+    }
+    Ok(DeepKey::of(&frame))
+}
+
+/// The explanation of one packet.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(crate) enum ExplainedPacket {
+    Received(Box<ReceivedPacket>),
+    Sent(SentPacket),
+}
+
+impl ExplainedPacket {
+    /// `asks_xdp`: whether the verdict of the XDP program on a received packet is part of it.
+    pub(crate) fn of(
+        program: &Program,
+        protected: &Names,
+        direction: Direction,
+        key: &DeepKey,
+        asks_xdp: bool,
+    ) -> Self {
+        match direction {
+            Direction::Ingress => {
+                let mut packet = ReceivedPacket::of(program, protected, key);
+                packet.xdp = asks_xdp.then(|| program.xdp_verdict(key));
+                Self::Received(Box::new(packet))
+            }
+            Direction::Egress => Self::Sent(SentPacket::of(program, key)),
+        }
+    }
+
+    /// Leaves what the policy alone decides.
+    pub(crate) fn without_device(self) -> Self {
+        match self {
+            Self::Received(packet) => Self::Received(Box::new(packet.without_device())),
+            Self::Sent(packet) => Self::Sent(packet.without_device()),
+        }
+    }
+
+    pub(crate) fn text(&self, program: &Program) -> String {
+        match self {
+            Self::Received(packet) => packet.text(program),
+            Self::Sent(packet) => packet.text(),
+        }
+    }
+
+    /// The explanation as a line of its own.
+    pub(crate) fn line(&self, packet_number: u64) -> String {
+        match self {
+            Self::Received(packet) => packet.line(packet_number),
+            Self::Sent(packet) => packet.line(packet_number),
+        }
+    }
+}
 
 /// Described in docs/reference/commands/explain.md.
 #[derive(Debug, Serialize)]
@@ -42,7 +113,7 @@ pub(crate) struct ReceivedPacket {
     reaches_host: bool,
     /// The verdict of the XDP program of a network interface, if that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) xdp: Option<XdpVerdict>,
+    xdp: Option<XdpVerdict>,
     /// Whether the policy leaves it to the kernel but a worker receives it, which cannot give it back.
     lost_exception: bool,
     /// The sinks that get it.
@@ -97,7 +168,7 @@ pub(crate) struct Copy {
     rule: String,
     line: u32,
     /// "copy" or "sniffer".
-    pub(crate) kind: &'static str,
+    kind: &'static str,
     /// The worker's action: a copy that the rule does not match is filtered out.
     action: String,
     group: Option<String>,
@@ -106,7 +177,7 @@ pub(crate) struct Copy {
 }
 
 impl ReceivedPacket {
-    pub(crate) fn of(program: &Program, protected: &Names, key: &DeepKey) -> Self {
+    fn of(program: &Program, protected: &Names, key: &DeepKey) -> Self {
         let explanation = program.explain_deep(key);
         let Explanation { outcome, .. } = explanation;
         let exact =
@@ -144,7 +215,7 @@ impl ReceivedPacket {
     }
 
     /// Leaves what the policy alone decides.
-    pub(crate) fn without_device(self) -> Self {
+    fn without_device(self) -> Self {
         Self {
             taken_by: None,
             decided_in: None,
@@ -160,7 +231,7 @@ impl ReceivedPacket {
         }
     }
 
-    pub(crate) fn text(&self, program: &Program) -> String {
+    fn text(&self, program: &Program) -> String {
         let mut out = String::new();
         let mut line = |name: &str, value: String| {
             let _ = writeln!(out, "{name:<8} {value}");
@@ -240,7 +311,7 @@ impl ReceivedPacket {
         }
     }
 
-    pub(crate) fn line(&self, packet_number: u64) -> String {
+    fn line(&self, packet_number: u64) -> String {
         let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
         let copies: String = self.copies.iter().map(Copy::short).collect();
         format!(
@@ -261,7 +332,7 @@ impl ReceivedPacket {
 }
 
 impl Copy {
-    pub(crate) fn of(program: &Program, copied: &Copied) -> Self {
+    fn of(program: &Program, copied: &Copied) -> Self {
         let sniffs = program.flows.get(copied.flow).is_some_and(|flow| flow.kind == FlowKind::Sniffer);
         let queue = program.queues.get(copied.queue.index());
         let group = queue.and_then(|queue| program.groups.get(queue.group.index()));
@@ -287,7 +358,7 @@ impl Copy {
     }
 
     /// The text as a line of its own.
-    pub(crate) fn text(&self) -> String {
+    fn text(&self) -> String {
         let worker = match (self.worker, self.queue) {
             (Some(worker), _) => format!(", worker {worker}"),
             (None, Some(_)) => ", none".to_owned(),
@@ -297,13 +368,13 @@ impl Copy {
     }
 
     /// The text as part of the line of a packet.
-    pub(crate) fn short(&self) -> String {
+    fn short(&self) -> String {
         let worker = self.worker.map_or_else(|| "-".into(), |worker| worker.to_string());
         format!(" {}={}:{worker}", self.kind, self.rule)
     }
 }
 
-pub(crate) fn placed(rule: &str, line: u32) -> String {
+fn placed(rule: &str, line: u32) -> String {
     if line > 0 { format!("{rule} (line {line})") } else { rule.to_owned() }
 }
 
@@ -311,7 +382,7 @@ pub(crate) fn name(program: &Program, rule: RuleId) -> String {
     program.rules.get(rule.index()).map_or_else(|| "?".into(), |rule| rule.name.to_string())
 }
 
-pub(crate) fn line(program: &Program, rule: RuleId) -> u32 {
+fn line(program: &Program, rule: RuleId) -> u32 {
     program.rules.get(rule.index()).map_or(0, |rule| rule.line)
 }
 
@@ -334,7 +405,7 @@ pub(crate) struct SentPacket {
 }
 
 impl SentPacket {
-    pub(crate) fn of(program: &Program, key: &DeepKey) -> Self {
+    fn of(program: &Program, key: &DeepKey) -> Self {
         let explained = program.explain_sent(key);
         Self {
             direction: "egress",
@@ -348,11 +419,11 @@ impl SentPacket {
     }
 
     /// Leaves what the policy alone decides.
-    pub(crate) fn without_device(self) -> Self {
+    fn without_device(self) -> Self {
         Self { copies: self.copies.into_iter().map(Copy::without_device).collect(), ..self }
     }
 
-    pub(crate) fn text(&self) -> String {
+    fn text(&self) -> String {
         let rule = match (&self.rule, self.line) {
             (Some(rule), line) => format!("{}: {}", placed(rule, line.unwrap_or_default()), self.action),
             (None, _) => "none: it is sent, as no egress rule matches it".to_owned(),
@@ -366,7 +437,7 @@ impl SentPacket {
         out
     }
 
-    pub(crate) fn line(&self, packet_number: u64) -> String {
+    fn line(&self, packet_number: u64) -> String {
         let rule = self.rule.as_deref().unwrap_or("-");
         let copies: String = self.copies.iter().map(Copy::short).collect();
         format!("{packet_number}  rule={rule} action={}{copies}  {}", self.action, self.packet)

@@ -8,13 +8,12 @@ use std::path::Path;
 
 use packet::{DeepKey, parse_tunnel};
 use policy::policy::Direction;
-use program::Program;
 use serde::Serialize;
 
 use super::target::{self, AnswerModel, ExplainedPolicy};
 use crate::cli::{DirectionArg, ExplainArgs, Format};
 use crate::commands::Error;
-use crate::explained::{ReceivedPacket, SentPacket};
+use crate::explained::{self, ExplainedPacket};
 use crate::policy_file::Compiled;
 use crate::terminal::numbers::counted;
 use crate::terminal::output::{self, Stdout};
@@ -46,7 +45,7 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Error> {
 fn key_of(args: &ExplainArgs) -> Result<DeepKey, Error> {
     let key = match (&args.packet, &args.hex) {
         (Some(fields), _) => policy::key_of_text(fields),
-        (None, Some(hex)) => policy::frame_of_hex(hex).and_then(|frame| whole(&frame)),
+        (None, Some(hex)) => explained::key_of_hex(hex),
         (None, None) => Err("no packet is given".into()),
     };
     key.map_err(Error::Packet)
@@ -69,22 +68,12 @@ struct Explained<'c> {
 }
 
 impl Explained<'_> {
-    fn answer(&self, key: &DeepKey) -> Answer {
+    fn answer(&self, key: &DeepKey) -> ExplainedPacket {
         let Compiled { program, protected, .. } = self.compiled;
         // What another device would do is no answer.
         let has_device = self.model.refused_by.is_none();
-        match self.direction {
-            Direction::Ingress => {
-                let packet = ReceivedPacket::of(program, protected, key);
-                let mut packet = if has_device { packet } else { packet.without_device() };
-                packet.xdp = (self.has_xdp && has_device).then(|| program.xdp_verdict(key));
-                Answer::Received(Box::new(packet))
-            }
-            Direction::Egress => {
-                let packet = SentPacket::of(program, key);
-                Answer::Sent(if has_device { packet } else { packet.without_device() })
-            }
-        }
+        let packet = ExplainedPacket::of(program, protected, self.direction, key, self.has_xdp && has_device);
+        if has_device { packet } else { packet.without_device() }
     }
 }
 
@@ -113,42 +102,6 @@ fn model_line(model: &AnswerModel) -> String {
             "model"
         ),
     }
-}
-
-/// The explanation of one packet.
-#[derive(Serialize)]
-#[serde(untagged)]
-enum Answer {
-    Received(Box<ReceivedPacket>),
-    Sent(SentPacket),
-}
-
-impl Answer {
-    fn text(&self, program: &Program) -> String {
-        match self {
-            Self::Received(fate) => fate.text(program),
-            Self::Sent(fate) => fate.text(),
-        }
-    }
-
-    fn line(&self, packet_number: u64) -> String {
-        match self {
-            Self::Received(fate) => fate.line(packet_number),
-            Self::Sent(fate) => fate.line(packet_number),
-        }
-    }
-}
-
-/// The key of a frame, unless a port would drop it.
-fn whole(frame: &[u8]) -> Result<DeepKey, String> {
-    if frame.len() < ETHERNET_HEADER_BYTES {
-        let bytes = counted(frame.len() as u64, "byte is", "bytes are");
-        return Err(format!(
-            "{bytes} too few for an Ethernet header: a port drops the frame as a runt before any rule (hint: a frame \
-             begins with its destination MAC address and has {ETHERNET_HEADER_BYTES} bytes or more)"
-        ));
-    }
-    Ok(DeepKey::of(frame))
 }
 
 fn explain_capture(explained: &Explained<'_>, path: &Path, each: bool, format: Format) -> Result<(), Error> {
