@@ -17,6 +17,7 @@ pub(crate) mod libmlx5;
 pub(crate) mod nic_drops;
 mod notify;
 mod observer;
+mod page;
 pub(crate) mod placement;
 pub(crate) mod preflight;
 mod processor;

@@ -29,6 +29,8 @@ use crate::traffic::{UnreadableCapture, for_each_key};
 pub(crate) use change::PolicyChange;
 pub(crate) use counters::{Counters, RuleWeights};
 pub(crate) use device_rules::{DeviceRule, id_of, is_quoted, quoted};
+#[cfg(test)]
+pub(crate) use inputs::InputFile;
 pub(crate) use inputs::{Inputs, KEPT_BYTES_MAX};
 pub(crate) use load::{load, load_inputs, parse};
 
@@ -53,7 +55,7 @@ pub(crate) struct Compiled {
     pub(crate) weights: RuleWeights,
     pub(crate) warnings: Vec<Diagnostic>,
     /// The protected packets of the policy.
-    pub(crate) protected: protection::Names,
+    pub(crate) protected: Arc<protection::Names>,
     /// The names of rules at run time that were put into the program without compiling the whole policy.
     pub(crate) extended_by: HashSet<String>,
     /// Why the program may not be installed: packets that the policy leaves to the kernel but workers would
@@ -84,7 +86,7 @@ impl Compiled {
             set_sizes: policy.set_sizes.clone(),
             weights: RuleWeights::new(),
             warnings: Vec::new(),
-            protected: protection::Names::of(policy),
+            protected: Arc::new(protection::Names::of(policy)),
             refused: Diagnostics::default(),
         }
     }
@@ -169,7 +171,7 @@ impl Read {
         let own = own.map(Arc::new);
         let refused = Diagnostics::from(refused);
         warnings.extend(protection::warning(&policy));
-        let protected = protection::Names::of(&policy);
+        let protected = Arc::new(protection::Names::of(&policy));
         let weights = weights.map(|weights| counters::by_name(&policy, weights)).unwrap_or_default();
         let program = Arc::new(program);
         let (past, set_sizes) = (None, policy.set_sizes);

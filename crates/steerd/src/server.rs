@@ -21,6 +21,8 @@
 //!   that computes, can delay. While that takes all places, nothing is accepted, which is logged.
 //! - Without a thread for a connection nothing is accepted; at most one connection is closed for its place.
 //! - The end of the server waits for no connection: their threads have only a weak reference to the router.
+//! - The limit of the exchange does not hold for an answer without an end ([`Endless`]): its router limits
+//!   how many there are.
 //! - The request's header must arrive within [`HEADER_TIMEOUT`] and be no larger than [`HEADER_BYTES_MAX`]. A
 //!   router limits the body that it reads, and with [`Limits`] the whole exchange.
 //! - A client that does not read its answer for some time ([`Limits`]) is disconnected.
@@ -36,6 +38,7 @@ use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::{Builder, JoinHandle};
@@ -77,6 +80,11 @@ const THREADS_END: Duration = Duration::from_millis(100);
 
 pub(crate) type Body = BoxBody<Bytes, Infallible>;
 pub(crate) type Answer = Response<Body>;
+
+/// Marks an answer, as an extension of it, that ends with its connection: [`Limits::exchange`] does not hold
+/// for it, [`Limits::write`] does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Endless;
 
 /// A bound address or socket.
 #[derive(Debug)]
@@ -455,6 +463,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send,
     R: Router,
 {
+    let is_endless = &AtomicBool::new(false);
     let service = service_fn(move |request: Request<Incoming>| {
         is_busy.store(true, Ordering::Relaxed);
         let router = router.upgrade();
@@ -462,7 +471,9 @@ where
             let Some(router) = router else {
                 return Ok::<_, Infallible>(text(StatusCode::SERVICE_UNAVAILABLE, "steerd is ending\n"));
             };
-            Ok(router.answer(request, peer).await)
+            let answer = router.answer(request, peer).await;
+            is_endless.store(answer.extensions().get::<Endless>().is_some(), Ordering::Relaxed);
+            Ok(answer)
         }
     });
     let served = http1::Builder::new()
@@ -477,9 +488,11 @@ where
         .without_shutdown();
     let limit = R::LIMITS.exchange;
     let served = async {
-        match limit {
-            Some(limit) => timeout(limit, served).await.map_err(|_| limit),
-            None => Ok(served.await),
+        let mut served = pin!(served);
+        let Some(limit) = limit else { return Ok(served.await) };
+        match timeout(limit, &mut served).await {
+            Err(_) if is_endless.load(Ordering::Relaxed) => Ok(served.await),
+            ended => ended.map_err(|_| limit),
         }
     };
     match served.await {

@@ -3,6 +3,7 @@
 pub(crate) mod accounting;
 pub(crate) mod carving;
 pub(crate) mod http;
+mod live;
 pub(crate) mod logging;
 pub(crate) mod metrics;
 pub(crate) mod pages;

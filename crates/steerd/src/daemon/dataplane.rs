@@ -144,8 +144,18 @@ impl Dataplane {
         digested: DigestedProgram,
         cause: Cause,
     ) -> Result<FlowChanges, Error> {
-        let Compiled { program, policy, inputs, past, set_sizes, weights, warnings, extended_by, .. } =
-            compiled;
+        let Compiled {
+            program,
+            policy,
+            inputs,
+            protected,
+            past,
+            set_sizes,
+            weights,
+            warnings,
+            extended_by,
+            ..
+        } = compiled;
         debug_assert!(Arc::ptr_eq(&program, digested.program()), "the digests are those of the program");
         let opened = &self.observer.opened;
         let generation = self.controller.generation().0 + 1;
@@ -175,6 +185,7 @@ impl Dataplane {
             inputs,
             program,
             policy,
+            protected,
             past: match cause {
                 Cause::Policy | Cause::Priorities => past,
                 Cause::Rules => last.policy.past,

@@ -181,17 +181,24 @@ impl History {
     }
 
     pub(crate) fn entries(&self) -> Vec<HistoryEntry> {
-        let entry = |(back, policy): (usize, &PastPolicy)| HistoryEntry {
-            back,
-            number: policy.number,
-            at_seconds: policy.at_seconds,
-            by: policy.by.clone(),
-            sha256: policy.inputs.sha256.clone(),
-            is_kept: policy.inputs.text.is_some(),
-            difference: policy.difference.clone(),
-            milliseconds: policy.milliseconds,
-            flows: policy.flows,
-            is_unconfirmed: policy.is_unconfirmed,
+        self.entries_with_inputs().into_iter().map(|(entry, _)| entry).collect()
+    }
+
+    pub(crate) fn entries_with_inputs(&self) -> Vec<(HistoryEntry, Arc<Inputs>)> {
+        let entry = |(back, policy): (usize, &PastPolicy)| {
+            let entry = HistoryEntry {
+                back,
+                number: policy.number,
+                at_seconds: policy.at_seconds,
+                by: policy.by.clone(),
+                sha256: policy.inputs.sha256.clone(),
+                is_kept: policy.inputs.text.is_some(),
+                difference: policy.difference.clone(),
+                milliseconds: policy.milliseconds,
+                flows: policy.flows,
+                is_unconfirmed: policy.is_unconfirmed,
+            };
+            (entry, Arc::clone(&policy.inputs))
         };
         self.lock().policies.iter().enumerate().map(entry).collect()
     }

@@ -22,7 +22,6 @@ use crate::daemon::libmlx5::PreloadedNic;
 use crate::daemon::trace::TraceTotals;
 use crate::state::State;
 use crate::telemetry::logging::Log;
-use crate::telemetry::pages::Source;
 pub(super) use snapshot::{Moment, dropped, sent_dropped};
 
 pub(crate) struct Observer {
@@ -169,16 +168,6 @@ impl Observer {
             Some(now) => (Some(now), true),
             None => (self.board.read().drops.clone(), false),
         }
-    }
-}
-
-impl Source for Observer {
-    fn state(&self) -> Arc<State> {
-        Arc::new(self.state())
-    }
-
-    fn changes(&self) -> u64 {
-        self.board.read().changes
     }
 }
 

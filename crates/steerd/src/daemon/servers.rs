@@ -28,7 +28,7 @@ pub(super) fn bind(settings: &Settings) -> Result<Bound, Error> {
     };
     let api = api::bind(&settings.api)?;
     if let Some(http) = &http {
-        tracing::info!("http://{}/metrics", http.address);
+        tracing::info!("http://{address}/metrics, for browsers http://{address}/", address = http.address);
     }
     if let Some(api) = &api {
         tracing::info!("API: {}", api.file.path().display());
@@ -39,15 +39,13 @@ pub(super) fn bind(settings: &Settings) -> Result<Bound, Error> {
 impl Bound {
     /// `reloads`: to the run loop.
     pub(super) fn serve(self, parts: &Parts, reloads: Sender<ReloadRequest>) -> Result<Servers, Error> {
-        let observer = &parts.observer;
-        let (pages, renderer) = Pages::start(Arc::clone(observer) as Arc<_>)
-            .map_err(|error| Error::Http(http::Error::Start(error)))?;
         let address = self.http.as_ref().map(|http| http.address);
-        let http =
-            self.http.map(|http| http.serve(Arc::clone(&pages), Arc::clone(&observer.health) as Arc<_>));
-        let http = http.transpose()?;
-        let service = Service { parts: parts.clone(), http: address };
-        let daemon = Arc::new(service) as Arc<dyn api::Daemon>;
+        let service = Arc::new(Service::new(parts.clone(), address));
+        let (pages, renderer) = Pages::start(Arc::clone(&service) as Arc<_>)
+            .map_err(|error| Error::Http(http::Error::Start(error)))?;
+        let health = Arc::clone(&parts.observer.health) as Arc<_>;
+        let http = self.http.map(|http| http.serve(Arc::clone(&pages), health)).transpose()?;
+        let daemon = service as Arc<dyn api::Daemon>;
         let api = self.api.map(|api| api.serve(api::Links { daemon, pages, reloads }));
         Ok(Servers { http, api: api.transpose()?, renderer })
     }

@@ -1,8 +1,10 @@
-//! The operations that the API offers on the running daemon.
+//! The operations that the API and the pages offer on the running daemon.
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
+use policy::policy::Direction;
 use program::{CaptureSink, CountSink, Predicate, SinkKind, SinkSpec, Verdict};
 use steerd_client::api::ApiFailure;
 use worker::Slot;
@@ -13,16 +15,48 @@ use crate::api::model::PlanReport;
 use crate::api::request::{CaptureBody, Refused, TraceBody};
 use crate::api::rules::{Caller, ChangesRefused, RuleChanges, RuleList, RulesChanged};
 use crate::api::{self, Asked, InForce, model};
+use crate::daemon::page::{self, RuleFacts};
 use crate::daemon::reload::{self, Parts};
 use crate::daemon::sinks::AttachedTo;
 use crate::daemon::trace::{TraceForm, TraceWriter};
 use crate::policy_file::{self, Read};
 use crate::state::State;
+use crate::telemetry::pages::Source;
 
 pub(super) struct Service {
-    pub(super) parts: Parts,
+    parts: Parts,
+    facts: RuleFacts,
     /// The address of the pages for monitoring.
-    pub(super) http: Option<SocketAddr>,
+    http: Option<SocketAddr>,
+}
+
+impl Service {
+    pub(super) fn new(parts: Parts, http: Option<SocketAddr>) -> Self {
+        Self { parts, facts: RuleFacts::default(), http }
+    }
+}
+
+impl Source for Service {
+    fn state(&self) -> Arc<State> {
+        Arc::new(self.parts.observer.state())
+    }
+
+    fn changes(&self) -> u64 {
+        self.parts.observer.board.read().changes
+    }
+
+    fn policy(&self, state: &State) -> Result<Vec<u8>, String> {
+        let published = self.parts.observer.board.read();
+        page::policy(&published.policy, &self.facts, state).map_err(|error| error.to_string())
+    }
+
+    fn history(&self) -> Result<Vec<u8>, String> {
+        page::history(&self.parts.history).map_err(|error| error.to_string())
+    }
+
+    fn explain(&self, packet: &str, direction: Direction) -> Result<Vec<u8>, String> {
+        page::explain(&self.parts.observer, packet, direction)
+    }
 }
 
 impl api::Daemon for Service {

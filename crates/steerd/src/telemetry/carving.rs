@@ -160,7 +160,9 @@ impl CarvingStatus {
                     .map(Bytes::from)
                     .map_err(|error| error.to_string())
             }
-            Page::Top => Err("filters count no packets".to_owned()),
+            Page::Top | Page::Live | Page::Policy | Page::History => {
+                Err("filters count no packets".to_owned())
+            }
         }
     }
 

@@ -1,9 +1,14 @@
-//! The pages for monitoring, on a TCP address: /metrics, /healthz, /readyz, /api/v1/state. Read only.
+//! The pages for monitoring, on a TCP address: /metrics, /healthz, /readyz, /api/v1/state, and a page for
+//! browsers with what that asks for. Read only.
 //!
 //! The address is bound before anything is put on a device. The limits of connections and requests are those
-//! of [`server`](crate::server); the whole exchange ends after [`EXCHANGE_TIMEOUT`].
+//! of [`server`](crate::server); the whole exchange ends after [`EXCHANGE_TIMEOUT`], but for streams of
+//! events.
 
 mod access;
+mod events;
+mod page;
+mod query;
 #[cfg(test)]
 mod tests;
 
@@ -18,6 +23,7 @@ use hyper::body::Incoming;
 use hyper::header::{ALLOW, CONTENT_TYPE, WWW_AUTHENTICATE};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, StatusCode};
+use policy::policy::Direction;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 
 use crate::server::{Answer, Limits, Listener, Peer, Router, Server, text, whole, with};
@@ -25,6 +31,7 @@ use crate::settings::Http;
 use crate::telemetry::carving::CarvingStatus;
 use crate::telemetry::pages::{Page, Pages};
 use access::Access;
+use events::Streams;
 
 /// The most time of an exchange: as long as Prometheus waits for a scrape by default.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -101,7 +108,7 @@ fn exposure(address: IpAddr, requires_token: bool) -> Option<&'static str> {
         (true, _) => None,
         (false, false) => Some(
             "is not a loopback address and no token is required: every host that reaches it can read rule \
-             names, interfaces and counters (hint: set http.token_file)",
+             names, interfaces and counters, but not the policy (hint: set http.token_file)",
         ),
         (false, true) => Some(
             "is not a loopback address, and the bearer token is sent to it in clear text (hint: use a trusted \
@@ -112,15 +119,20 @@ fn exposure(address: IpAddr, requires_token: bool) -> Option<&'static str> {
 
 impl Bound {
     pub(crate) fn serve(self, pages: Arc<Pages>, health: Arc<dyn Probes>) -> Result<Server, Error> {
-        let answers = Answers { access: self.access, content: Content::Rendered(pages), health };
-        Server::start(Listener::Tcp(self.listener), answers).map_err(Error::Start)
+        self.serve_content(Content::Rendered(pages), health)
     }
 
     /// Serves the pages of a daemon that carves queues.
     pub(crate) fn serve_carving(self, status: Arc<CarvingStatus>) -> Result<Server, Error> {
         let health = Arc::clone(&status) as Arc<dyn Probes>;
-        let answers = Answers { access: self.access, content: Content::Carving(status), health };
-        Server::start(Listener::Tcp(self.listener), answers).map_err(Error::Start)
+        self.serve_content(Content::Carving(status), health)
+    }
+
+    fn serve_content(self, content: Content, health: Arc<dyn Probes>) -> Result<Server, Error> {
+        let Self { listener, address, access } = self;
+        let shows_policy = address.ip().to_canonical().is_loopback() || access.requires_token();
+        let answers = Answers { access, shows_policy, content, health, streams: Streams::default() };
+        Server::start(Listener::Tcp(listener), answers).map_err(Error::Start)
     }
 }
 
@@ -154,8 +166,11 @@ enum Content {
 #[derive(Debug)]
 struct Answers {
     access: Access,
+    /// Whether the policy is shown: not to every host that reaches the address.
+    shows_policy: bool,
     content: Content,
     health: Arc<dyn Probes>,
+    streams: Streams,
 }
 
 impl Router for Answers {
@@ -177,26 +192,64 @@ impl Router for Answers {
             return with(answer, ALLOW, "GET, HEAD");
         }
         match request.uri.path() {
-            "/" => text(StatusCode::OK, "steerd: /metrics /healthz /readyz /api/v1/state\n"),
+            "/" => self.index(),
             // Whether the process need not be restarted.
             "/healthz" => verdict(self.health.alive().map(|()| "ok".to_owned())),
             // Whether packets are steered.
             "/readyz" => verdict(self.health.ready().map(|()| ready(self.health.degraded()))),
             "/metrics" => self.page(&request, Page::Metrics).await,
             "/api/v1/state" => self.page(&request, Page::State).await,
+            path if path.starts_with("/api/v1/") => page::private(self.for_browsers(&request).await),
             _ => text(StatusCode::NOT_FOUND, "no such page\n"),
         }
     }
 }
 
 impl Answers {
+    /// The page for browsers, without data. A daemon that carves queues counts nothing that it could show.
+    fn index(&self) -> Answer {
+        match &self.content {
+            Content::Rendered(_) => page::html(),
+            Content::Carving(_) => text(StatusCode::OK, "steerd: /metrics /healthz /readyz /api/v1/state\n"),
+        }
+    }
+
+    /// The data of the page for browsers.
+    async fn for_browsers(&self, request: &Parts) -> Answer {
+        let Content::Rendered(pages) = &self.content else {
+            return text(StatusCode::NOT_FOUND, "filters count no packets, and have no page\n");
+        };
+        if page::is_of_other_site(request) {
+            return text(StatusCode::FORBIDDEN, "this is not for pages of other sites\n");
+        }
+        if !self.access.check_token(request) {
+            return without_token();
+        }
+        let page = match request.uri.path() {
+            "/api/v1/events" => return self.streams.start(pages),
+            "/api/v1/policy" => Some(Page::Policy),
+            "/api/v1/history" => Some(Page::History),
+            "/api/v1/explain" => None,
+            _ => return text(StatusCode::NOT_FOUND, "no such page\n"),
+        };
+        if !self.shows_policy {
+            let why =
+                "the policy is shown on a loopback address, or to holders of a token: set http.token_file\n";
+            return text(StatusCode::FORBIDDEN, why);
+        }
+        match page {
+            Some(page) => self.rendered(page).await,
+            None => explained(pages, request.uri.query().unwrap_or_default()),
+        }
+    }
+
     /// These pages show traffic and rules and need the token; the probes above show only whether steerd
     /// works.
     async fn page(&self, request: &Parts, page: Page) -> Answer {
-        if !self.access.check_token(request) {
-            let answer = text(StatusCode::UNAUTHORIZED, "a bearer token is required: see http.token_file\n");
-            return with(answer, WWW_AUTHENTICATE, "Bearer");
-        }
+        if self.access.check_token(request) { self.rendered(page).await } else { without_token() }
+    }
+
+    async fn rendered(&self, page: Page) -> Answer {
         let rendered = match &self.content {
             Content::Rendered(pages) => pages.rendered(page).await.map_err(str::to_owned),
             Content::Carving(status) => status.page(page),
@@ -206,6 +259,32 @@ impl Answers {
             Err(why) => text(StatusCode::SERVICE_UNAVAILABLE, why),
         }
     }
+}
+
+/// The answer to a request without the token that it needs.
+fn without_token() -> Answer {
+    let answer = text(StatusCode::UNAUTHORIZED, "a bearer token is required: see http.token_file\n");
+    with(answer, WWW_AUTHENTICATE, "Bearer")
+}
+
+/// The explanation of the packet of a query.
+fn explained(pages: &Pages, query: &str) -> Answer {
+    match explain(pages, query) {
+        Ok(explained) => with(whole(explained), CONTENT_TYPE, "application/json"),
+        Err(why) => text(StatusCode::BAD_REQUEST, format!("{why}\n")),
+    }
+}
+
+fn explain(pages: &Pages, query: &str) -> Result<Vec<u8>, String> {
+    let packet = query::parameter(query, "packet");
+    let packet =
+        packet.ok_or("a packet is needed: ?packet=FIELDS, as `steerd explain --packet` takes them")?;
+    let direction = match query::parameter(query, "direction").as_deref() {
+        None | Some("ingress") => Direction::Ingress,
+        Some("egress") => Direction::Egress,
+        Some(_) => return Err("the direction is ingress or egress".to_owned()),
+    };
+    pages.explain(&packet, direction)
 }
 
 fn ready(degraded: Option<String>) -> String {

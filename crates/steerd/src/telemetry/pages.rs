@@ -1,4 +1,4 @@
-//! The pages that show the state, rendered by a thread of their own for all servers.
+//! The pages that show the state and the policy, rendered by a thread of their own for all servers.
 //!
 //! A page is rendered when a client requests it and the last one is outdated: once for all clients that wait,
 //! and shared as [`Bytes`]. The number of requests changes neither work nor memory. A page that takes long to
@@ -13,30 +13,51 @@ use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use hyper::body::Bytes;
+use policy::policy::Direction;
 use serde::Serialize;
 use tokio::sync::watch;
 
 use crate::server;
 use crate::state::State;
+use crate::telemetry::live;
 use crate::telemetry::metrics;
 use crate::telemetry::top::Sampler;
 use crate::terminal::output::Versioned;
 
 /// How long a state or a page is served before it is made again.
-const LIFE: Duration = Duration::from_secs(1);
+pub(crate) const LIFE: Duration = Duration::from_secs(1);
 /// Or, if that is longer, this many times the time that rendering took.
 const LIFE_PER_WORK: u32 = 4;
 /// How long a request waits for its page. Less than the exchange's timeout, so that the client gets an
 /// answer.
 const TIMEOUT: Duration = Duration::from_secs(8);
 
-/// The source of the state.
+/// The source of the state and of the policy.
 pub(crate) trait Source: Send + Sync {
     /// May take long, as it may query the device.
     fn state(&self) -> Arc<State>;
 
     /// Grows when the policy in force changes, which makes earlier pages outdated.
     fn changes(&self) -> u64;
+
+    /// The policy in force as JSON; `state`: of the daemon now.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    fn policy(&self, state: &State) -> Result<Vec<u8>, String>;
+
+    /// The policies that were in force as JSON.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    fn history(&self) -> Result<Vec<u8>, String>;
+
+    /// The explanation, as JSON, of a packet that is given by its fields or as a frame in hexadecimal. Does
+    /// not query the device.
+    ///
+    /// # Errors
+    /// The text is no packet.
+    fn explain(&self, packet: &str, direction: Direction) -> Result<Vec<u8>, String>;
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,23 +65,31 @@ pub(crate) enum Page {
     Metrics,
     State,
     Top,
+    /// The state as an event of a stream.
+    Live,
+    Policy,
+    History,
 }
 
 impl Page {
-    const ALL: [Self; 3] = [Self::Metrics, Self::State, Self::Top];
+    const ALL: [Self; 6] = [Self::Metrics, Self::State, Self::Top, Self::Live, Self::Policy, Self::History];
 
     pub(crate) fn content_type(self) -> &'static str {
         match self {
             Self::Metrics => prometheus::TEXT_FORMAT,
-            Self::State | Self::Top => "application/json",
+            Self::State | Self::Top | Self::Policy | Self::History => "application/json",
+            Self::Live => "text/event-stream",
         }
     }
 
-    fn render(self, state: &State, sampler: &mut Sampler) -> Result<Bytes, String> {
+    fn render(self, source: &dyn Source, state: &State, sampler: &mut Sampler) -> Result<Bytes, String> {
         match self {
             Self::Metrics => metrics::render(state).map(Bytes::from).map_err(|error| error.to_string()),
             Self::State => json(state),
             Self::Top => json(&sampler.top(state)),
+            Self::Live => live::event(state).map(Bytes::from).map_err(|error| error.to_string()),
+            Self::Policy => source.policy(state).map(Bytes::from),
+            Self::History => source.history().map(Bytes::from),
         }
     }
 }
@@ -147,6 +176,11 @@ impl Pages {
         self.up_to_date(&self.slots.state).await
     }
 
+    /// The explanation of a packet: see [`Source::explain`].
+    pub(crate) fn explain(&self, packet: &str, direction: Direction) -> Result<Vec<u8>, String> {
+        self.source.explain(packet, direction)
+    }
+
     async fn up_to_date<T: Clone>(&self, slot: &Slot<T>) -> Result<T, &'static str> {
         let made = async {
             let since = self.source.changes();
@@ -213,7 +247,7 @@ impl Slots {
             }
             let begun = Instant::now();
             let Made { content: state, changes, .. } = self.fresh_state(source);
-            match page.render(&state, sampler) {
+            match page.render(source, &state, sampler) {
                 Ok(content) => {
                     let until = Instant::now() + LIFE.max(LIFE_PER_WORK * begun.elapsed());
                     slot.made.send_replace(Some(Made { content, until, changes }));

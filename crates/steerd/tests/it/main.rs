@@ -30,6 +30,7 @@ mod load;
 mod logging;
 mod lost_exceptions;
 mod namespaces;
+mod page;
 mod personalities;
 mod policies;
 mod preflight;

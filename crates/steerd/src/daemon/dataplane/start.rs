@@ -195,6 +195,7 @@ fn none_in_force(source: PolicySource, compiled: &Compiled) -> PolicyInForce {
         inputs: Arc::clone(&compiled.inputs),
         program: Arc::clone(&compiled.program),
         policy: None,
+        protected: Arc::clone(&compiled.protected),
         past: None,
         set_sizes: Vec::new(),
         weights: RuleWeights::new(),

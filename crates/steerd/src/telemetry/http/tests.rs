@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
+mod browsers;
+
 use super::*;
 use crate::daemon::health::Health;
 use crate::server::CONNECTIONS_MAX;
@@ -38,6 +40,19 @@ impl Source for Made {
 
     fn changes(&self) -> u64 {
         self.changes.load(Ordering::Relaxed)
+    }
+
+    fn policy(&self, state: &State) -> Result<Vec<u8>, String> {
+        Ok(format!("{{\"policy of\": {}}}", state.rules.len()).into())
+    }
+
+    fn history(&self) -> Result<Vec<u8>, String> {
+        Ok(b"{\"policies\": []}".into())
+    }
+
+    fn explain(&self, packet: &str, direction: Direction) -> Result<Vec<u8>, String> {
+        let key = policy::key_of_fields(packet)?;
+        Ok(format!("{{\"port\": {}, \"direction\": \"{direction:?}\"}}", key.outer.dst_port).into())
     }
 }
 
