@@ -8,7 +8,7 @@ export PATH := $(TOOLS)/bin:$(PATH):/usr/sbin:/sbin
 .DEFAULT_GOAL := help
 # apt and cargo lock what they work on.
 .NOTPARALLEL:
-.PHONY: help run live test check soak soak-daemon soak-interface conformance conformance-libmlx5 releases report-kit install install-files uninstall lint bench budgets budgets-mlx5 audit fuzz asan miri miri-ready loom \
+.PHONY: help run live page test check soak soak-daemon soak-interface conformance conformance-libmlx5 releases report-kit install install-files uninstall lint bench budgets budgets-mlx5 audit fuzz asan miri miri-ready loom \
   deps cargo cargo-deny cargo-fuzz
 
 help: ## list the targets
@@ -32,6 +32,10 @@ run: deps-build ## build, then steer generated traffic on the soft NIC: no NIC, 
 live: deps-build deps-live ## build, then enforce a policy on a veth pair between two namespaces: ordinary programs, who got what (root)
 	$(CARGO) build --profile try --no-default-features --locked --package steerd
 	@$(if $(filter 0,$(shell id -u)),,sudo) .ci/live target/try/steerd
+
+page: deps-build deps-page ## build, then try the page for browsers in headless Chromium, with axe-core; screenshots are in target/page
+	$(CARGO) build --profile try --no-default-features --locked --package steerd
+	.ci/page target/try/steerd
 
 # Cargo builds a dependency once for each set of features, which depends on the packages of the command. These are those of
 # `cargo test --workspace`; PROGRAMS are only those that the conformance needs.
