@@ -13,7 +13,7 @@ use program::{
 use serde::Serialize;
 
 use crate::protection::Names;
-use crate::terminal::table::counted;
+use crate::terminal::numbers::counted;
 use crate::traffic::ETHERNET_HEADER_BYTES;
 
 /// The key of a frame in hexadecimal.

@@ -144,13 +144,13 @@ struct ExplanationDocument<'a> {
     packet: &'a ExplainedPacket,
 }
 
-/// Explains a packet, by its fields or as a frame in hexadecimal.
+/// Explains a packet, by its fields, in the short notation or as a frame in hexadecimal.
 ///
 /// # Errors
 /// The text is no packet.
 pub(super) fn explain(observer: &Observer, packet: &str, direction: Direction) -> Result<Vec<u8>, String> {
-    let is_frame = !packet.contains('=');
-    let key = if is_frame { explained::key_of_hex(packet) } else { policy::key_of_fields(packet) }?;
+    let is_frame = !packet.contains(['=', '>']);
+    let key = if is_frame { explained::key_of_hex(packet) } else { policy::key_of_text(packet) }?;
     let published = observer.board.read();
     let PolicyInForce { program, protected, generation, .. } = &*published.policy;
     let has_xdp = observer.opened.has_xdp_program();

@@ -15,7 +15,6 @@ use reports::Share;
 use serde::Serialize;
 
 use crate::daemon::board::PolicyInForce;
-use crate::describe;
 use crate::policy_file::{self, Inputs};
 
 /// How long examples are looked for in all, in each direction. Rules of large policies may have none.
@@ -150,10 +149,10 @@ fn examples_of(policy: &Policy, direction: Direction) -> Vec<(usize, ExamplePack
 
 impl ExamplePacket {
     fn of(witness: &Witness) -> Self {
-        let fields = witness.fields().replace(" = ", "=").replace(", ", ",");
-        let is_same = policy::key_of_fields(&fields).is_ok_and(|key| key == witness.key());
-        let packet = if is_same { fields } else { witness.hex() };
-        Self { text: describe::witness(witness), packet }
+        let text = witness.to_string();
+        let is_same = policy::key_of_text(&text).is_ok_and(|key| key == witness.key());
+        let packet = if is_same { text.clone() } else { witness.hex() };
+        Self { text, packet }
     }
 }
 
@@ -191,8 +190,8 @@ mod tests {
                 continue;
             };
             let packet = &example.packet;
-            let key = match packet.contains('=') {
-                true => policy::key_of_fields(packet),
+            let key = match packet.contains('>') {
+                true => policy::key_of_text(packet),
                 false => explained::key_of_hex(packet),
             };
             let decided = program.explain_deep(&key.expect("a packet")).outcome.rule;

@@ -51,7 +51,7 @@ impl Source for Made {
     }
 
     fn explain(&self, packet: &str, direction: Direction) -> Result<Vec<u8>, String> {
-        let key = policy::key_of_fields(packet)?;
+        let key = policy::key_of_text(packet)?;
         Ok(format!("{{\"port\": {}, \"direction\": \"{direction:?}\"}}", key.outer.dst_port).into())
     }
 }
