@@ -274,8 +274,17 @@ pub struct CheckedPlace<'e> {
     pub ports: &'e [u8],
     /// The addresses and MTUs of these ports, as far as they are known.
     pub stations: &'e [Station],
-    /// The number of ports of another device, and the port that its name stands for.
-    pub other: &'e dyn Fn(&str) -> Result<(u8, Option<u8>), Failure>,
+    /// The ports of another device, by its name or by that of a network interface.
+    pub other: &'e dyn Fn(&str) -> Result<OtherPorts, Failure>,
+}
+
+/// The ports of a device that a sink sends by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OtherPorts {
+    /// The number of its ports, which count from 1.
+    pub count: u8,
+    /// The port that the name stands for; `None`: it is the name of a device.
+    pub named: Option<u8>,
 }
 
 /// Checks that a sink can be opened, and changes nothing. What is to be known is logged as a warning, as when

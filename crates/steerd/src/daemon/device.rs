@@ -27,7 +27,7 @@ use softnic::{Drive, Personality, PortConfig, SoftNicConfig};
 use softnic_verbs::SoftNic;
 use verbs::{DevicePort, PortNumber, PortState, SYSFS_CLASSES};
 use wire::{GatedWire, LinkConfig, NullWire, Promiscuous, WireConfig};
-use worker::sinks::{Failure, OtherDevice, Station};
+use worker::sinks::{Failure, OtherDevice, OtherPorts, Station};
 
 use eswitch::{DevlinkHandle, EswitchAdvice, EswitchMode};
 pub(crate) use facts::{DeviceFacts, LinkFacts};
@@ -268,19 +268,19 @@ fn open_listed(name: &str, softs: &mut dyn Iterator<Item = &str>) -> Result<Othe
     }
 }
 
-/// The number of ports of another device, and the port that its name stands for.
+/// The ports of another device.
 ///
 /// # Errors
 /// There is no such device, or it cannot be used.
-pub(super) fn check_other(settings: &Settings, name: &str) -> Result<(u8, Option<u8>), Failure> {
+pub(super) fn check_other(settings: &Settings, name: &str) -> Result<OtherPorts, Failure> {
     let others = &settings.softnic.others;
     if let Some(soft) = others.iter().find(|soft| soft.name == name) {
-        return Ok((u8::try_from(soft.ports.len()).unwrap_or(u8::MAX), None));
+        return Ok(OtherPorts { count: u8::try_from(soft.ports.len()).unwrap_or(u8::MAX), named: None });
     }
     let OtherDevice { context, port } =
         open_listed(name, &mut others.iter().map(|other| other.name.as_str()))?;
     let ports = context.attributes()?.physical_ports;
-    Ok((u8::try_from(ports).unwrap_or(u8::MAX), port))
+    Ok(OtherPorts { count: u8::try_from(ports).unwrap_or(u8::MAX), named: port })
 }
 
 fn silent_peer(port: u8, link: &LinkConfig) -> Error {

@@ -14,7 +14,9 @@ use program::{ForwardMode, ForwardSink, VlanChange};
 use verbs::{CompletionStatus, Context, Domain, Pieces, PortNumber, RegisteredFrames};
 
 use super::port::{self, ETHERNET_BYTES, Link, Port, TAGS_BYTES};
-use super::{CheckedPlace, Environment, Failure, FrameBudget, Hub, Opened, OtherDevice, Ports, SinkError};
+use super::{
+    CheckedPlace, Environment, Failure, FrameBudget, Hub, Opened, OtherDevice, OtherPorts, Ports, SinkError,
+};
 use crate::sink::{Deliveries, FramesBack, Sink, SinkCounters, SinkDrop};
 use crate::transmitter::{SENDS_MAX, Transmitter};
 
@@ -300,10 +302,8 @@ pub(super) fn check_port(
 ) -> Result<(), SinkError> {
     match &options.device {
         Some(device) if device != place.device => {
-            let of_other = || -> Result<u8, Failure> {
-                let (ports, named) = (place.other)(device)?;
-                other_port(name, options.port, named, ports)
-            };
+            let of_other =
+                || -> Result<u8, Failure> { other_port(name, options.port, (place.other)(device)?) };
             let refused =
                 |source| SinkError::OtherDevice { sink: name.to_owned(), device: device.clone(), source };
             of_other().map(drop).map_err(refused)
@@ -363,8 +363,8 @@ fn by_other_device(
 ) -> Result<OpenPort, Failure> {
     let others = environment.others.ok_or("only the device of the settings can be used")?;
     let OtherDevice { context, port: named } = (others.open)(device)?;
-    let ports = u8::try_from(context.attributes()?.physical_ports).unwrap_or(u8::MAX);
-    let number = other_port(name, port, named, ports)?;
+    let count = u8::try_from(context.attributes()?.physical_ports).unwrap_or(u8::MAX);
+    let number = other_port(name, port, OtherPorts { count, named })?;
     let attributes = context.port(PortNumber(number))?;
     let open = |(frames, budget): (&RegisteredFrames, &Arc<FrameBudget>)| {
         Ok(transmitter(&context, &port::domain(&context)?, number, budget)?.with_frames(frames)?)
@@ -375,21 +375,21 @@ fn by_other_device(
     Ok((port, port::mtu_bytes(&attributes), transmitters))
 }
 
-/// The port of another device. `named`: the one that the name of the device stands for; `ports`: their
-/// number.
-fn other_port(name: &str, port: Option<u8>, named: Option<u8>, ports: u8) -> Result<u8, Failure> {
+/// The port of another device.
+fn other_port(name: &str, port: Option<u8>, other: OtherPorts) -> Result<u8, Failure> {
+    let OtherPorts { count, named } = other;
     let port = match (port, named) {
         (Some(port), Some(named)) if port != named => {
             return Err(format!("it is port {named}, and `port` is {port} (hint: leave `port` out)").into());
         }
         (port, named) => port.or(named),
     };
-    let list: Vec<u8> = (1..=ports).collect();
+    let ports: Vec<u8> = (1..=count).collect();
     match port {
-        Some(port) if !list.contains(&port) => {
-            Err(format!("port {port} is not one of its ports, 1 to {ports} (hint: set `port`)").into())
+        Some(port) if !ports.contains(&port) => {
+            Err(format!("port {port} is not one of its ports, 1 to {count} (hint: set `port`)").into())
         }
-        port => Ok(port::choose(name, port, &list)?),
+        port => Ok(port::choose(name, port, &ports)?),
     }
 }
 
