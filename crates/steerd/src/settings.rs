@@ -194,7 +194,7 @@ pub(crate) fn load(request: &Request) -> Result<Loaded, Problems> {
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect::<Vec<_>>();
     let mut loaded = load_with(request, &environment)?;
-    loaded.settings.resolve_interface(Path::new(SYSFS_CLASSES))?;
+    loaded.settings.resolve_interface(Path::new(SYSFS_CLASSES)).map_err(|problem| *problem)?;
     Ok(loaded)
 }
 

@@ -38,7 +38,7 @@ pub(crate) fn read<C: DeserializeOwned>(path: &Path) -> io::Result<Saved<C>> {
 pub(crate) fn check<C: DeserializeOwned>(path: &Path, what: &str) {
     match read::<C>(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::error!("{}", lost(path, what, &error))
+            tracing::error!("{}", lost(path, what, &error));
         }
         _ => {}
     }

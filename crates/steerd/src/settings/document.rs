@@ -63,7 +63,7 @@ pub(super) fn read<T: DeserializeOwned + Default>(
         let entry = fault.entry.filter(|entry| left_out.insert(*entry));
         document.incomplete.extend(fault.path.last().cloned());
         // A key that was left out has been reported.
-        if !matches!(fault.kind, FaultKind::MissingKey { is_left_out: true, .. }) {
+        if !matches!(*fault.kind, FaultKind::MissingKey { is_left_out: true, .. }) {
             document.problems.push(fault.diagnostic(place));
         }
         if entry.is_none() || document.problems.len() >= MAX_DIAGNOSTICS {
@@ -136,7 +136,7 @@ enum FaultKind {
 /// An error with its place.
 #[derive(Debug)]
 struct Fault {
-    kind: FaultKind,
+    kind: Box<FaultKind>,
     span: Option<Range<usize>>,
     /// The keys down to the value, the innermost first.
     path: Vec<String>,
@@ -146,7 +146,7 @@ struct Fault {
 
 impl Fault {
     fn new(kind: FaultKind) -> Self {
-        Self { kind, span: None, path: Vec::new(), entry: None }
+        Self { kind: Box::new(kind), span: None, path: Vec::new(), entry: None }
     }
 
     /// Adds what is known of the value that it is about, unless an inner value is.
@@ -155,7 +155,7 @@ impl Fault {
             return self;
         }
         self.span = Some(span.clone());
-        match &mut self.kind {
+        match &mut *self.kind {
             FaultKind::Type { wanted, found, hint } => {
                 *found = Some(value.type_str());
                 *hint = policy::type_hint(value, wanted);
@@ -187,7 +187,7 @@ impl Fault {
             let message = if key.is_empty() { message } else { format!("{key}: {message}") };
             hint.into_iter().fold(place.error(message, label), Diagnostic::hint)
         };
-        match &self.kind {
+        match &*self.kind {
             FaultKind::Type { wanted, found, hint } => {
                 let label = found.map_or_else(String::new, |found| format!("this is of type {found}"));
                 report(format!("must be {wanted}"), label, hint.clone())

@@ -46,7 +46,7 @@ impl Settings {
     ///
     /// # Errors
     /// The settings name other ports.
-    pub(super) fn resolve_interface(&mut self, classes: &Path) -> Result<(), Diagnostic> {
+    pub(super) fn resolve_interface(&mut self, classes: &Path) -> Result<(), Box<Diagnostic>> {
         if self.chooses_soft() {
             return Ok(());
         }
@@ -64,7 +64,7 @@ impl Settings {
             let hint = format!(
                 "leave device.ports out, or set device.name = \"{device}\" for other ports than that of {interface}"
             );
-            return Err(place.error(message, "other ports").hint(hint));
+            return Err(Box::new(place.error(message, "other ports").hint(hint)));
         }
         let interface = std::mem::replace(&mut device.name, found.device);
         (device.interface, device.ports) = (Some(interface), ports);
