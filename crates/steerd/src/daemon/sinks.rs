@@ -7,12 +7,13 @@
 mod list;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use program::{Program, RuleId, SinkSpec};
+use program::{Program, RuleId, SinkKind, SinkSpec};
 use verbs::{Domain, RegisteredFrames};
-use worker::sinks::{self, Environment, Hub, Opened, Others, SinkError};
+use worker::sinks::{self, Environment, Hub, Opened, Others, SinkError, capture};
 use worker::{FrameBudget, SinkMap, Slot, WorkerControl};
 
 use crate::daemon::device::OpenDevice;
@@ -52,6 +53,8 @@ pub(crate) struct Sinks {
     budgets: Vec<Arc<FrameBudget>>,
     frames: Vec<RegisteredFrames>,
     ports: Vec<u8>,
+    /// The folder of the daemon's state.
+    state: Option<PathBuf>,
     list: Vec<OpenSink>,
     /// The programs that workers may have, in the order in which they are announced: the last one is being
     /// installed or is in force.
@@ -146,9 +149,10 @@ impl Sinks {
         budgets: Vec<Arc<FrameBudget>>,
         frames: Vec<RegisteredFrames>,
         ports: Vec<u8>,
+        state: Option<PathBuf>,
     ) -> Self {
-        let (list, programs) = (Vec::new(), Vec::new());
-        Self { workers, domains, budgets, frames, ports, list, programs, in_force: 0, past: BTreeMap::new() }
+        let (list, programs, past) = (Vec::new(), Vec::new(), BTreeMap::new());
+        Self { workers, domains, budgets, frames, ports, state, list, programs, in_force: 0, past }
     }
 
     /// Opens the sinks of a program that are not open yet. The result is published with the program; then
@@ -205,6 +209,9 @@ impl Sinks {
                 stations: &device.stations(),
                 others: Some(Others { frames: &self.frames, open: &|name| device.open_other(name) }),
             };
+            if let (SinkKind::Capture(options), Some(state)) = (&definition.kind, &self.state) {
+                capture::make_folder(&definition.name, options, state)?;
+            }
             let opened = sinks::open(definition, &environment)?;
             slots.push(self.place(definition, None, opened)?);
         }
@@ -465,7 +472,7 @@ mod tests {
     }
 
     fn no_workers() -> Sinks {
-        Sinks::new(Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new())
+        Sinks::new(Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new(), None)
     }
 
     /// A sink that is in its tick, what releases it, and whether its hub is dropped.

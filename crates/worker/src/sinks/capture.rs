@@ -27,6 +27,7 @@ mod sampler;
 mod writer;
 
 use std::io::{self, Write};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -71,6 +72,19 @@ impl Origin {
     pub(super) fn new(context: &Arc<Context>) -> Self {
         Self { hardware: format!("RDMA device {}", context.name()), clock: ClockHub::open(context) }
     }
+}
+
+/// Makes the folder of a capture if it is below `state`, the folder of the daemon's state: it is the daemon's
+/// own, so an operator need not make it. Other folders must exist.
+///
+/// # Errors
+/// The folder cannot be made.
+pub fn make_folder(name: &str, options: &CaptureSink, state: &Path) -> Result<(), SinkError> {
+    files::make_folder(&options.path, state).map_err(|source| SinkError::Capture {
+        sink: name.to_owned(),
+        path: options.path.clone(),
+        source,
+    })
 }
 
 /// Opens a capture to files. The first file is created here, so that a folder that cannot be written to is an

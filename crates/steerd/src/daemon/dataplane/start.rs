@@ -2,7 +2,7 @@
 //! packets are let in. Whatever was made before a step that fails is taken back.
 
 use std::collections::HashSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -37,6 +37,8 @@ pub(crate) struct Builder {
     opened: OpenDevice,
     cores: Vec<Option<usize>>,
     frames: u64,
+    /// The folder of the daemon's state.
+    state: Option<PathBuf>,
     log: Log,
 }
 
@@ -111,7 +113,7 @@ impl Builder {
             soft.nic.start_profile();
         }
         let frames = workers.iter().map(Worker::frame_count).sum();
-        Ok(Self { opened, workers, cores, frames, log: log.clone() })
+        Ok(Self { opened, workers, cores, frames, state: settings.state.folder(), log: log.clone() })
     }
 
     pub(crate) fn opened(&self) -> &OpenDevice {
@@ -130,7 +132,7 @@ impl Builder {
         nic_drops: NicDrops,
     ) -> Result<Steering, Error> {
         // The workers last, so that they are dropped first if a step below fails.
-        let Self { opened, cores, frames, log, workers } = self;
+        let Self { opened, cores, frames, state, log, workers } = self;
         let queues = workers.iter().map(Worker::work_queue).collect();
         // Declared before the controller, so that it is dropped after it if a step below fails.
         let mut threads = WorkerThreads(Vec::with_capacity(workers.len()));
@@ -152,7 +154,7 @@ impl Builder {
         let (name, ports) = (opened.device.name(), &opened.ports);
         let out_of_buffer = OutOfBuffer::of(Path::new(SYSFS_CLASSES), name, ports);
         let controls = entries.iter().map(|entry| entry.control.clone()).collect();
-        let sinks = Sinks::new(controls, domains, budgets, registered, ports.clone());
+        let sinks = Sinks::new(controls, domains, budgets, registered, ports.clone(), state);
         let (commands, drops, taken) = Commands::new(Arc::clone(controller.limits()));
         let observer = Arc::new(Observer {
             change: controller.progress(),

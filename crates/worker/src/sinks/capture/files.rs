@@ -11,8 +11,8 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSlice};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{Access, AtFlags, CWD, accessat};
@@ -21,6 +21,8 @@ use rustix::fs::{Access, AtFlags, CWD, accessat};
 pub(super) const TIME: &str = "{time}";
 /// Readable for the owner and the group, whatever the process's umask is.
 const MODE: u32 = 0o640;
+/// The mode of a folder that is made, less the process's umask.
+const FOLDER_MODE: u32 = 0o750;
 /// The length of [`time_text`].
 const TIME_BYTES: usize = "20260102T030405.678Z".len();
 /// The most pieces of one write (UIO_MAXIOV).
@@ -82,6 +84,20 @@ struct Current {
     file: File,
     path: PathBuf,
     bytes: u64,
+}
+
+/// Makes the folder of a capture, if it is below the folder of the daemon's state, which is the daemon's own:
+/// an operator need not make it. `path`: as in [`Files::new`].
+pub(super) fn make_folder(path: &Path, state: &Path) -> io::Result<()> {
+    let has_pattern = path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.contains(TIME));
+    let folder = if has_pattern { path.parent().unwrap_or(path) } else { path };
+    let is_below = folder
+        .strip_prefix(state)
+        .is_ok_and(|inside| inside.components().all(|component| matches!(component, Component::Normal(_))));
+    if !is_below || folder.exists() {
+        return Ok(());
+    }
+    fs::DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)
 }
 
 impl Files {

@@ -357,6 +357,26 @@ fn a_deleted_folder_is_counted_and_capturing_goes_on_when_it_is_back() {
 }
 
 #[test]
+fn a_folder_below_the_state_of_the_daemon_is_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let (state, elsewhere) = (folder.path().join("state"), folder.path().join("elsewhere"));
+    fs::create_dir(&state).unwrap();
+    for path in [state.join("captures/dns"), state.join("patterns/dns-{time}.pcapng")] {
+        make_folder("tap", &options(&path), &state).expect("its folder is made");
+        drop(open("tap", &options(&path), soft0(), 1).expect("its folder is there"));
+    }
+    let made = ["captures/dns", "patterns"].map(|made| fs::read_dir(state.join(made)).unwrap().count());
+    assert_eq!(made, [1, 1], "each has its first file");
+    for path in [elsewhere.clone(), state.join("../elsewhere")] {
+        make_folder("tap", &options(&path), &state).expect("nothing is to be made");
+    }
+    assert!(!elsewhere.exists());
+    fs::write(state.join("file"), "").unwrap();
+    let refused = make_folder("tap", &options(&state.join("file/captures")), &state).unwrap_err().to_string();
+    assert!(refused.contains("sink `tap`") && refused.contains("file/captures"), "{refused}");
+}
+
+#[test]
 fn a_folder_that_cannot_be_used_is_refused_at_start() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("missing/x_{time}.pcapng");
