@@ -22,6 +22,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, fmt};
 
 use crate::settings::{self, LogFormat, LogTarget};
+use crate::terminal::output;
 use crate::terminal::screen::Screen;
 use crate::terminal::style;
 
@@ -52,10 +53,12 @@ impl Log {
 pub(crate) fn start(settings: &settings::Log, screen: &Screen) -> io::Result<Log> {
     let dropped = Arc::default();
     let filter = settings.filter.parse().unwrap_or_else(|_| Targets::new().with_default(LevelFilter::INFO));
-    let journal = match settings.target {
-        LogTarget::Stderr => None,
-        LogTarget::Journald => Some(connect_journal()),
+    let is_for_journal = match settings.target {
+        LogTarget::Journald => true,
+        // Entries have priorities there, and one time. Lines of JSON have them themselves.
+        LogTarget::Stderr => settings.format == LogFormat::Text && output::stderr_is_journal(),
     };
+    let journal = is_for_journal.then(connect_journal);
     let (queue, layer, failed) = match journal {
         Some(Ok(socket)) => {
             let queue = Queue::start(move |line| socket.send(line).map(drop), &dropped)?;

@@ -81,9 +81,21 @@ pub(crate) fn plain(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// Prints a line on stderr. If that fails there is nowhere to report it.
+/// Prints an error, or a message, on stderr. If that fails there is nowhere to report it.
 pub(crate) fn print_error(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = match stderr_is_journal() {
+        // Each line is an entry of its own, and the prefix its priority (sd-daemon(3)).
+        true => text.lines().try_for_each(|line| writeln!(io::stderr(), "<3>{line}")),
+        false => writeln!(io::stderr(), "{text}"),
+    };
+}
+
+/// Whether stderr is a stream to the journal: systemd names the device and the inode of that stream in
+/// `$JOURNAL_STREAM` (systemd.exec(5)).
+pub(crate) fn stderr_is_journal() -> bool {
+    let Some(stream) = std::env::var_os("JOURNAL_STREAM") else { return false };
+    let status = rustix::fs::fstat(io::stderr());
+    status.is_ok_and(|status| *stream == *format!("{}:{}", status.st_dev, status.st_ino))
 }
 
 /// Prints diagnostics: with excerpts on a terminal, else one line each. miette decides about colours and

@@ -106,3 +106,35 @@ fn colours_follow_terminal_and_environment() {
         assert!(text.contains("steering on") && !text.contains("\x1b["), "{environment:?}: {text:?}");
     }
 }
+
+/// The stderr of a start that fails, where the environment names this stream of the journal.
+fn failed_start(stream_of: impl Fn(&std::io::PipeWriter) -> String) -> String {
+    let (mut reader, writer) = std::io::pipe().expect("pipe");
+    let mut command = steerd();
+    command.args(["run", "--config", "/nonexistent.toml"]).env("JOURNAL_STREAM", stream_of(&writer));
+    let status = command.stderr(writer).status().expect("it ends");
+    assert_eq!(status.code(), Some(3));
+    drop(command);
+    let mut text = String::new();
+    reader.read_to_string(&mut text).expect("UTF-8");
+    text
+}
+
+#[test]
+fn errors_in_the_journal_have_a_priority() {
+    let stream = |writer: &std::io::PipeWriter| {
+        let status = rustix::fs::fstat(writer).expect("its status");
+        (status.st_dev, status.st_ino)
+    };
+    let journal = failed_start(|writer| {
+        let (device, inode) = stream(writer);
+        format!("{device}:{inode}")
+    });
+    assert!(journal.starts_with("<3>steerd: "), "{journal}");
+    // Inherited from a service whose stderr is another.
+    let other = failed_start(|writer| {
+        let (device, inode) = stream(writer);
+        format!("{device}:{}", inode + 1)
+    });
+    assert!(other.starts_with("steerd: "), "{other}");
+}
