@@ -1,7 +1,9 @@
 //! The command line, and the man pages and completions made from it.
 //!
-//! `main` hands each command to the module that runs it. Exit codes are documented here because `--help`
-//! prints them; what the commands print is described in docs/reference/commands.md.
+//! `main` hands each command to the module that runs it. What the commands print is described in
+//! docs/reference/commands.md.
+
+mod exit_status;
 
 use std::fs;
 use std::io;
@@ -15,62 +17,9 @@ use device_model::DeviceModel;
 use nic_filters::FilterModel;
 use serde::Deserialize;
 
-const EXIT_CODES: &str = "\
-Exit codes:
-  0  success; diff: the policies do the same
-  1  the policy has errors; check and run: the device cannot run it; check: --deny names
-     what was found; diff: the policies differ; explain and import: the input cannot be read;
-     reload: the daemon refuses the policy, the previous one stays in force;
-     healthcheck: the daemon is not healthy, or does not answer
-  2  the command line is wrong; diff: a policy has errors, or no answer was found
-  3  the settings are wrong (file, STEERD_ variable or flag)
-  4  the device: not found, port down, no permission, too few queues, an MTU that does not fit
-  5  a worker: core not available, not enough memory or locked memory
-  6  the HTTP address or the socket of the API cannot be used
-  7  something failed while running
-  8  the running daemon cannot be reached, does not answer, or refuses the request
-  9  a file cannot be read now, and a later try may succeed: a file of the policy (run), or the
-     settings for lack of descriptors or memory
-  10  test: a test of a policy failed
-  130  terminated by a second Ctrl-C";
-
-const CHECK_EXIT_CODES: &str = "\
-Exit codes, for pipelines:
-  0  the device can run the policy, and nothing that --deny names was found
-  1  the policy has errors, one of its tests fails, the device cannot run it, or --deny names
-     what was found
-  2  the command line is wrong
-  3  the settings are wrong
-  4  the device of the settings is not found, or an MTU does not fit
-  9  the settings cannot be read now, and a later try may succeed
-  With --config, what would refuse `run` has its exit code.";
-
-const TEST_EXIT_CODES: &str = "\
-Exit codes, for pipelines:
-  0  all tests passed, or there are none
-  1  a policy has errors, or the device cannot run it
-  2  the command line is wrong
-  3  the settings are wrong
-  4  the device of the settings is not found, or an MTU does not fit
-  7  the JUnit file cannot be written
-  10  a test failed";
-
-const RELOAD_EXIT_CODES: &str = "\
-Exit codes:
-  0  the policy is in force
-  1  the daemon refuses the policy, the previous one stays in force
-  8  the daemon cannot be reached, does not answer, or does not let this user reload";
-
-const DIFF_EXIT_CODES: &str = "\
-Exit codes, as diff(1)'s:
-  0  both policies treat every packet alike, however they are written
-  1  they differ; with --model or --workers also: a rule is decided elsewhere
-  2  a policy has errors, or the comparison would take too long
-  8  with --running: the daemon cannot be reached or does not answer";
-
 /// Steers packets past the kernel to pinned workers, according to a TOML policy.
 #[derive(Debug, Parser)]
-#[command(name = "steerd", version, about, after_help = EXIT_CODES, max_term_width = 100)]
+#[command(name = "steerd", version, about, after_help = exit_status::help(exit_status::ALL), max_term_width = 100)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -133,6 +82,7 @@ pub(crate) enum Command {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = exit_status::help(exit_status::RUN))]
 pub(crate) struct RunArgs {
     /// The settings file [default: built-in settings only].
     #[arg(long, value_name = "FILE")]
@@ -217,7 +167,7 @@ pub(crate) struct PolicyArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = CHECK_EXIT_CODES)]
+#[command(after_help = exit_status::help(exit_status::CHECK))]
 pub(crate) struct CheckArgs {
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
@@ -266,7 +216,7 @@ pub(crate) struct CheckArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = TEST_EXIT_CODES)]
+#[command(after_help = exit_status::help(exit_status::TEST))]
 pub(crate) struct TestArgs {
     /// The policy files, "-" for standard input [default: policy.file of the settings given by --config].
     #[arg(value_name = "POLICY", required_unless_present = "config")]
@@ -377,7 +327,7 @@ fn parse_deny(text: &str) -> Result<Deny, String> {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = DIFF_EXIT_CODES)]
+#[command(after_help = exit_status::help(exit_status::DIFF))]
 pub(crate) struct DiffArgs {
     /// The old policy; "-" for standard input, for one of the two. With --running the new one.
     #[arg(value_name = "OLD")]
@@ -546,7 +496,7 @@ pub(crate) struct StatusArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = RELOAD_EXIT_CODES)]
+#[command(after_help = exit_status::help(exit_status::RELOAD))]
 pub(crate) struct ReloadArgs {
     /// Let the policy before come back after this time unless `steerd confirm` comes, e.g. 60s.
     #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "dry_run")]
@@ -564,7 +514,7 @@ pub(crate) struct ReloadArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = RELOAD_EXIT_CODES)]
+#[command(after_help = exit_status::help(exit_status::RELOAD))]
 pub(crate) struct ConfirmArgs {
     #[command(flatten)]
     pub(crate) api: ApiArgs,
@@ -573,7 +523,7 @@ pub(crate) struct ConfirmArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = RELOAD_EXIT_CODES)]
+#[command(after_help = exit_status::help(exit_status::RELOAD))]
 pub(crate) struct RollbackArgs {
     /// How many policies to go back; `steerd history` lists them. Left out: the policy before, unless that
     /// was not confirmed.

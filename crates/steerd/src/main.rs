@@ -53,7 +53,8 @@ const STDERR_TIMEOUT: Duration = Duration::from_secs(1);
 fn main() -> ExitCode {
     signals::hold();
     let command = Cli::parse().command;
-    if !matches!(command, Command::Run(_)) {
+    let is_service = matches!(command, Command::Run(_));
+    if !is_service {
         signals::release();
     }
     let result = match command {
@@ -93,7 +94,7 @@ fn main() -> ExitCode {
                 output::print_diagnostics(&problems);
                 output::print_error(&text);
             });
-            ExitCode::from(error.exit_code())
+            ExitCode::from(if is_service { error.service_exit_code() } else { error.exit_code() })
         }
     }
 }

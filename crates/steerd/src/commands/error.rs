@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use steerd_client::api::ApiError;
 
 use crate::daemon;
+use crate::daemon::signals::EXIT_FAILED;
 use crate::hardware_report::ReportError;
 use crate::message::{Hinted, NoSignals, NoThread, chain};
 use crate::policy_file::{PolicyErrors, TRAFFIC_HINT};
@@ -83,6 +84,22 @@ pub(crate) enum Error {
     Daemon(#[from] daemon::Error),
 }
 
+/// The exit codes of `run` that are not those of the other commands, which are first. systemd shows 3 to 7 by
+/// the names of the Linux Standard Base, "not implemented" for 3, and those of sysexits.h by what they are
+/// (systemd.exec(5), "PROCESS EXIT CODES").
+const OF_SERVICE: [(u8, u8); 5] = [
+    // EX_CONFIG
+    (3, 78),
+    // EX_UNAVAILABLE
+    (4, 69),
+    // EX_OSERR
+    (5, 71),
+    // EX_CANTCREAT
+    (6, 73),
+    // EX_SOFTWARE
+    (7, EXIT_FAILED as u8),
+];
+
 impl Error {
     /// The problems of the settings, if they are the reason; they are to be printed before the error.
     pub(crate) fn of_settings(&self) -> Option<&Problems> {
@@ -93,6 +110,13 @@ impl Error {
         }
     }
 
+    /// The exit code of `run`.
+    pub(crate) fn service_exit_code(&self) -> u8 {
+        let code = self.exit_code();
+        OF_SERVICE.iter().find(|(of_command, _)| *of_command == code).map_or(code, |(_, of_run)| *of_run)
+    }
+
+    /// The exit code of the other commands.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Policy(_)
@@ -133,6 +157,8 @@ fn of_daemon(error: &daemon::Error) -> u8 {
         | Error::FilterModel { .. }
         | Error::Personality(_)
         | Error::Frames(_)
+        | Error::TooFewQueues { .. }
+        | Error::NoNicDrops { .. }
         | Error::NoQueues
         | Error::QueuesAndDrops => 3,
         // The MTUs are those of the host now: before the network is configured they may be others.
@@ -144,10 +170,8 @@ fn of_daemon(error: &daemon::Error) -> u8 {
         | Error::LibMlx5(_)
         | Error::SilentPeer { .. }
         | Error::Device(_)
-        | Error::TooFewQueues { .. }
         | Error::Carving(_)
         | Error::NicDrops { .. }
-        | Error::NoNicDrops { .. }
         | Error::Sink(_)
         | Error::Install(_) => 4,
         Error::Worker(_) | Error::Cores(_) => 5,
@@ -188,6 +212,17 @@ mod tests {
             daemon::Error::HttpEnded,
             daemon::Error::PollFails(1),
         ];
-        assert!(failed.into_iter().all(|error| Error::from(error).exit_code() == 7));
+        assert!(failed.into_iter().all(|error| Error::from(error).service_exit_code() == 70));
+    }
+
+    #[test]
+    fn codes_of_the_service_are_not_shown_as_others() {
+        // Of the LSB, and of systemd itself.
+        let is_taken = |code: u8| (3..=7).contains(&code) || code >= 200;
+        for code in (0..=10).chain([130]) {
+            let of_run =
+                OF_SERVICE.iter().find(|(of_command, _)| *of_command == code).map_or(code, |row| row.1);
+            assert!(!is_taken(of_run), "{code} becomes {of_run}");
+        }
     }
 }

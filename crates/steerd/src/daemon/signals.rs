@@ -30,8 +30,8 @@ pub(crate) const EXIT_INTERRUPTED: i32 = 130;
 /// of systemd/steerd.service, after which the service is killed without a message, and more than all limits
 /// of the regular shutdown.
 const STOP_LIMIT: Duration = Duration::from_secs(28);
-/// The exit code of a failure while running.
-const EXIT_FAILED: i32 = 7;
+/// The exit code of a failure while running, sysexits.h's EX_SOFTWARE.
+pub(crate) const EXIT_FAILED: i32 = 70;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {

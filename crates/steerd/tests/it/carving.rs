@@ -109,7 +109,7 @@ fn commands_about_workers_refuse_such_a_policy_with_the_remedy() {
     command.current_dir(folder.path());
     command.args(["run", "--interface", "lo", "--filter-model", "mlx5", "workers.toml"]);
     let output = command.output().expect("runs");
-    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    assert_eq!(output.status.code(), Some(78), "{}", stderr(&output));
     assert!(stderr(&output).contains("--filter-model is for a policy"), "{}", stderr(&output));
 }
 
@@ -137,7 +137,7 @@ fn an_interface_without_filters_is_refused_and_left_as_it_was() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/namespaces/carve.sh");
     let Some(outcome) = Outcome::of(&script, env!("CARGO_BIN_EXE_steerd"), &[]) else { return };
     let codes = outcome.numbers("codes.env");
-    for (command, code) in [("run", 4), ("check", 4), ("probe", 4), ("absent", 4)] {
+    for (command, code) in [("run", 69), ("check", 4), ("probe", 4), ("absent", 69)] {
         assert_eq!(codes[command], code, "{command}: {}", outcome.read("run.txt"));
     }
     for file in ["run.txt", "check.txt", "probe.txt"] {
@@ -155,7 +155,7 @@ fn drops_by_an_interface_without_filters_are_refused_and_it_is_left_as_it_was() 
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/namespaces/nic_drops.sh");
     let Some(outcome) = Outcome::of(&script, env!("CARGO_BIN_EXE_steerd"), &[]) else { return };
     let codes = outcome.numbers("codes.env");
-    for (command, code) in [("run", 4), ("settings", 4), ("check", 1), ("off", 0)] {
+    for (command, code) in [("run", 69), ("settings", 69), ("check", 1), ("off", 0)] {
         assert_eq!(codes[command], code, "{command}: {}", outcome.read(&format!("{command}.txt")));
     }
     for file in ["run.txt", "settings.txt", "check.txt"] {
@@ -216,13 +216,13 @@ guest        0
 fn filters_for_drops_and_carved_queues_do_not_go_together() {
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("carve.toml"), POLICY).expect("written");
-    for (command, interface) in [("run", "lo"), ("check", "no-such-if")] {
+    for (command, interface, code) in [("run", "lo", 78), ("check", "no-such-if", 3)] {
         let mut steerd = steerd();
         steerd.current_dir(folder.path());
         let output =
             steerd.args([command, "--interface", interface, "--nic-filters", "drop", "carve.toml"]).output();
         let output = output.expect("the binary runs");
-        assert_eq!(output.status.code(), Some(3), "{command}: {}", stderr(&output));
+        assert_eq!(output.status.code(), Some(code), "{command}: {}", stderr(&output));
         assert!(stderr(&output).contains("this one carves queues"), "{command}: {}", stderr(&output));
     }
 }

@@ -90,7 +90,7 @@ fn repeated_failures_end_the_daemon() {
     for provider in providers() {
         let daemon = Daemon::start_command(&mut demonstration(provider, "queue@2000/2000"));
         let (status, text, log) = daemon.end();
-        assert_eq!(status.code(), Some(7), "{provider}: {log}");
+        assert_eq!(status.code(), Some(70), "{provider}: {log}");
         let verdict = "has failed again after 5 recoveries within 60 s (last failed receive: flushed)";
         assert!(log.contains("the receive queue of worker") && log.contains(verdict), "{provider}: {log}");
         assert!(log.contains("journalctl -k"), "{provider}: {log}");
@@ -123,7 +123,7 @@ fn a_link_that_comes_back_is_ready_again() {
 fn end_without_device(daemon: Daemon, provider: ProviderUse) -> (String, String) {
     let begun = Instant::now();
     let (status, text, log) = daemon.end();
-    assert_eq!(status.code(), Some(7), "{provider}: {log}");
+    assert_eq!(status.code(), Some(70), "{provider}: {log}");
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     assert!(
         !log.contains("did not end in time") && !log.contains("accounting mismatch"),
@@ -196,7 +196,7 @@ fn wrong_faults_are_refused() {
     let output = demonstration(ProviderUse { provider: "softnic", receive: "verbs" }, "queue@")
         .output()
         .expect("it runs");
-    assert_eq!(output.status.code(), Some(3));
+    assert_eq!(output.status.code(), Some(78));
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(message.contains("softnic.faults: `queue@` is no fault"), "{message}");
 }

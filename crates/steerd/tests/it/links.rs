@@ -48,7 +48,7 @@ impl Link {
     /// Runs a daemon that must be refused.
     fn refused(&self, end: char) -> String {
         let output = self.command(end).stdin(Stdio::null()).output().expect("it ends");
-        assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
+        assert_eq!(output.status.code(), Some(69), "{}", stderr(&output));
         stderr(&output)
     }
 }

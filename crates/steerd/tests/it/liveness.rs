@@ -158,7 +158,7 @@ fn stalled_parts_do_not_block_the_shutdown() {
         assert!(begun.elapsed() < Duration::from_secs(29), "{:?}", begun.elapsed());
         drop(stopped);
         let (status, _, log) = daemon.end();
-        assert_eq!(status.code(), Some(7), "{log}");
+        assert_eq!(status.code(), Some(70), "{log}");
         let verdict = log.lines().find(|line| line.contains("did not end in time")).expect("the verdict");
         // An engine that hangs does not keep others from being ended.
         assert!(verdict.contains(part) && verdict.matches("the engine of").count() <= 1, "{verdict}");

@@ -43,14 +43,14 @@ fn an_error_with_a_full_stderr_pipe_ends_the_daemon() {
     let mut command = steerd();
     command.args(["run", "--config", "/nonexistent.toml"]).stdin(Stdio::null()).stderr(writer);
     let output = command.output().expect("it ends");
-    assert_eq!(output.status.code(), Some(3));
+    assert_eq!(output.status.code(), Some(78));
     drop(reader);
 }
 
 #[test]
 fn a_mistyped_level_is_an_error_that_names_the_setting() {
     let output = run(&["run", "--demo", "--log", "debgu"]);
-    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    assert_eq!(output.status.code(), Some(78), "{}", stderr(&output));
     let error = stderr(&output);
     for part in ["--log", "log.filter", "`debgu`", "off, error, warn, info, debug, trace"] {
         assert!(error.contains(part), "no {part} in {error}");
@@ -58,7 +58,7 @@ fn a_mistyped_level_is_an_error_that_names_the_setting() {
     let mut command = steerd();
     command.args(["run", "--demo"]).env("STEERD_LOG__FILTER", "steerd=verbose");
     let output = command.output().expect("it ends");
-    assert_eq!(output.status.code(), Some(3));
+    assert_eq!(output.status.code(), Some(78));
     assert!(stderr(&output).contains("STEERD_LOG__FILTER"), "{}", stderr(&output));
 }
 
@@ -113,7 +113,7 @@ fn failed_start(stream_of: impl Fn(&std::io::PipeWriter) -> String) -> String {
     let mut command = steerd();
     command.args(["run", "--config", "/nonexistent.toml"]).env("JOURNAL_STREAM", stream_of(&writer));
     let status = command.stderr(writer).status().expect("it ends");
-    assert_eq!(status.code(), Some(3));
+    assert_eq!(status.code(), Some(78));
     drop(command);
     let mut text = String::new();
     reader.read_to_string(&mut text).expect("UTF-8");

@@ -34,7 +34,7 @@ fn refused(output: &Output, code: i32, parts: &[&str]) {
 
 /// The problem is in the line before the last one.
 fn refused_settings(output: &Output, parts: &[&str]) {
-    refused(output, 3, &["1 error in the settings"]);
+    refused(output, 78, &["1 error in the settings"]);
     let errors = stderr(output);
     let problem = errors.lines().rev().nth(1).unwrap_or_default();
     assert!(parts.iter().all(|part| problem.contains(part)), "{parts:?} in: {errors}");
@@ -106,7 +106,7 @@ fn files_that_cannot_be_read_now() {
     refused(&run(), 1, &["p.toml", "1 error"]);
     let unit = config().join("../systemd/steerd.service");
     let unit = std::fs::read_to_string(unit).expect("the unit");
-    assert!(unit.contains("\nRestartPreventExitStatus=1 2 3\n"), "{unit}");
+    assert!(unit.contains("\nRestartPreventExitStatus=1 2 78\n"), "{unit}");
 }
 
 /// A process may be allowed no further thread, or few descriptors: it says so, and is never ready before.
@@ -127,7 +127,7 @@ fn a_process_at_its_limits_says_so() {
         let errors = stderr(&output);
         if !output.status.success() {
             assert!(
-                matches!(output.status.code(), Some(4..=7 | 9)),
+                matches!(output.status.code(), Some(69..=73 | 9)),
                 "{descriptors}: {:?} {errors}",
                 output.status
             );
@@ -149,30 +149,30 @@ fn a_process_at_its_limits_says_so() {
     if errors.contains("setpriv:") {
         return support::not_run("a process without a free thread", "it needs root");
     }
-    refused(&output, 7, &["Resource temporarily unavailable", "TasksMax="]);
+    refused(&output, 70, &["Resource temporarily unavailable", "TasksMax="]);
 }
 
 #[test]
 fn a_missing_device() {
-    refused(&run_with("[device]\nname = \"mlx5_99\"\n", &[]), 4, &["device"]);
-    refused(&run_with("[device]\nname = \"softnic0\"\n", &[]), 4, &["softnic0", "softnic.ports"]);
+    refused(&run_with("[device]\nname = \"mlx5_99\"\n", &[]), 69, &["device"]);
+    refused(&run_with("[device]\nname = \"softnic0\"\n", &[]), 69, &["softnic0", "softnic.ports"]);
 }
 
 #[test]
 fn a_missing_interface() {
     let more = "[[softnic.ports]]\nwire = { kind = \"af_packet\", interface = \"nosuchif0\" }\n";
-    refused(&run_with(more, &[]), 4, &["nosuchif0"]);
+    refused(&run_with(more, &[]), 69, &["nosuchif0"]);
 }
 
 #[test]
 fn a_missing_capture() {
     let more = "[[softnic.ports]]\nwire = { kind = \"pcap\", path = \"no.pcap\" }\n";
-    refused(&run_with(more, &[]), 4, &["no.pcap"]);
+    refused(&run_with(more, &[]), 69, &["no.pcap"]);
 }
 
 #[test]
 fn a_missing_core() {
-    refused(&run_with(SOFT, &[("STEERD_WORKERS__CORES", "[4095]")]), 5, &["workers.cores", "4095"]);
+    refused(&run_with(SOFT, &[("STEERD_WORKERS__CORES", "[4095]")]), 71, &["workers.cores", "4095"]);
 }
 
 /// Reported before memory is allocated, and by `check` without the device.
@@ -180,7 +180,7 @@ fn a_missing_core() {
 fn more_frames_than_a_receive_queue_holds() {
     let begun = std::time::Instant::now();
     let parts = ["workers.frames", "1048576", "softnic0", "65536 or less"];
-    refused(&run_with(SOFT, &[("STEERD_WORKERS__FRAMES", "1048576")]), 3, &parts);
+    refused(&run_with(SOFT, &[("STEERD_WORKERS__FRAMES", "1048576")]), 78, &parts);
     assert!(begun.elapsed() < std::time::Duration::from_secs(5), "{:?}", begun.elapsed());
     assert!(run_with(SOFT, &[("STEERD_WORKERS__FRAMES", "65536")]).status.success());
     let folder = tempfile::tempdir().expect("folder");
@@ -206,7 +206,7 @@ fn more_frames_than_a_receive_queue_holds() {
 fn an_address_in_use() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("address").to_string();
-    refused(&run_with(SOFT, &[("STEERD_HTTP__LISTEN", &address)]), 6, &[&address, "in use", "--listen"]);
+    refused(&run_with(SOFT, &[("STEERD_HTTP__LISTEN", &address)]), 73, &[&address, "in use", "--listen"]);
 }
 
 #[test]
