@@ -4,6 +4,7 @@
 //! docs/reference/commands.md.
 
 mod exit_status;
+mod manual;
 
 use std::fs;
 use std::io;
@@ -830,10 +831,10 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_millis(milliseconds))
 }
 
-/// Writes `steerd.1`, `steerd-run.1`, ... and the completions into a folder.
-pub(crate) fn generate(folder: &Path) -> io::Result<()> {
+/// Writes the man pages and the completions into a folder. `settings`: the documented default settings.
+pub(crate) fn generate(folder: &Path, settings: &str) -> io::Result<()> {
     fs::create_dir_all(folder)?;
-    clap_mangen::generate_to(Cli::command(), folder)?;
+    manual::generate(Cli::command(), settings, folder)?;
     for shell in [Shell::Bash, Shell::Fish, Shell::Zsh] {
         clap_complete::generate_to(shell, &mut Cli::command(), "steerd", folder)?;
     }

@@ -79,7 +79,8 @@ fn main() -> ExitCode {
         Command::Trace(args) => trace::run(&args),
         Command::Flows(args) => flows::run(&args).map(|()| Outcome::Success),
         Command::Generate { folder } => {
-            let generated = cli::generate(&folder).map_err(|error| Error::Output(OutputError(error)));
+            let generated =
+                cli::generate(&folder, settings::DEFAULTS).map_err(|error| Error::Output(OutputError(error)));
             generated.map(|()| Outcome::Success)
         }
     };

@@ -30,7 +30,7 @@ pub(crate) use types::{
 use verbs::SYSFS_CLASSES;
 
 /// config/steerd.toml is both the documented example and the defaults, so they cannot differ.
-const DEFAULTS: &str = include_str!("../../../config/steerd.toml");
+pub(crate) const DEFAULTS: &str = include_str!("../../../config/steerd.toml");
 const DEMO: &str = include_str!("../../../config/demo.toml");
 const DEMO_POLICY: &str = include_str!("../../../config/examples/demo.toml");
 

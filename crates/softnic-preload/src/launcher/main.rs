@@ -11,10 +11,10 @@ mod report;
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use device_model::{BaseModel, DeviceModel};
 use softnic::lazy_nic::{METHOD_MLX5, Settings, variable};
 use softnic_verbs::preload::launch::{self, LaunchError};
@@ -62,6 +62,12 @@ enum Action {
     /// Set the plugin method up and end: whether it works (used by `exec` and `list`)
     #[command(hide = true)]
     Probe,
+    /// Write the man pages into a folder
+    #[command(hide = true)]
+    Generate {
+        #[arg(value_name = "FOLDER")]
+        folder: PathBuf,
+    },
 }
 
 #[derive(Args)]
@@ -171,6 +177,9 @@ fn main() -> ExitCode {
         Action::Probe => launch::library()
             .map_err(Error::from)
             .and_then(|library| plugin::enter(&Settings::read(|_| None)?, &library)),
+        Action::Generate { folder } => clap_mangen::generate_to(Cli::command(), &folder).map_err(|source| {
+            Error::Step { step: format!("cannot write into {}", folder.display()), source }
+        }),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

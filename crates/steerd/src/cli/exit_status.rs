@@ -91,6 +91,19 @@ pub(super) const DIFF: ExitCodes = &[
     (8, "with --running: the daemon cannot be reached or does not answer"),
 ];
 
+/// The codes of a command by its name, such as "steerd run".
+pub(super) fn of(command: &str) -> Option<ExitCodes> {
+    match command {
+        "steerd" => Some(ALL),
+        "steerd run" => Some(RUN),
+        "steerd check" => Some(CHECK),
+        "steerd test" => Some(TEST),
+        "steerd reload" | "steerd confirm" | "steerd rollback" => Some(RELOAD),
+        "steerd diff" => Some(DIFF),
+        _ => None,
+    }
+}
+
 /// The text below the help of a command.
 pub(super) fn help(codes: ExitCodes) -> String {
     let mut text = "Exit codes:".to_owned();
