@@ -12,7 +12,7 @@ export PATH := $(TOOLS)/bin:$(PATH):/usr/sbin:/sbin
   deps cargo cargo-deny cargo-fuzz
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Groups of .ci/deps. Each target below depends on the groups it needs, as `deps-GROUP`.
 FOR ?= build test promtool feeds
@@ -111,12 +111,20 @@ SYSUSERSDIR ?= $(PREFIX)/lib/sysusers.d
 # What was built, and where.
 BUILT ?= target/release
 share := $(DESTDIR)$(PREFIX)/share
+doc := $(share)/doc/steerd
+# The unit and the settings name the places of a package.
+installed_paths = 's|/usr/bin/|$(PREFIX)/bin/|g; s|/usr/share/|$(PREFIX)/share/|g; s|/etc/|$(SYSCONFDIR)/|g'
 
-install: deps-build ## steerd, `softnic` and its plugin, unit, account, settings, man pages, completions (PREFIX, DESTDIR, SYSCONFDIR)
-	$(CARGO) build --release --locked --package steerd --package softnic-preload --package conformance
+install: deps-build ## steerd, `softnic` and its plugin, unit, account, settings, man pages, completions, documentation (PREFIX, DESTDIR, SYSCONFDIR)
+	$(CARGO) build --release --locked $(PACKAGED)
 	$(MAKE) --no-print-directory install-files
 
-# Without building. Settings that are there already are kept.
+# What is installed, and packaged.
+programs := steerd softnic-preload conformance
+PACKAGED := $(addprefix --package ,$(programs))
+
+# Without building. Settings that are there already are kept. The pages are installed with the folders that they link to, in the
+# layout of the repository, so that their links and commands hold in $(doc), too.
 install-files:
 	install -D -m 755 $(BUILT)/steerd $(DESTDIR)$(PREFIX)/bin/steerd
 	install -D -m 755 $(BUILT)/steerd-probe $(DESTDIR)$(PREFIX)/bin/steerd-probe
@@ -124,20 +132,25 @@ install-files:
 	install -D -m 644 $(BUILT)/libsoftnic_preload.so $(DESTDIR)$(PREFIX)/lib/softnic/libsoftnic-rdmav34.so
 	for version in 57 59 64 65; do \
 	  ln -sf libsoftnic-rdmav34.so $(DESTDIR)$(PREFIX)/lib/softnic/libsoftnic-rdmav$$version.so; done
-	install -d $(DESTDIR)$(UNITDIR) $(share)/man/man1 $(share)/doc/steerd $(DESTDIR)$(SYSCONFDIR)/steerd
-	sed 's|/usr/bin/|$(PREFIX)/bin/|; s|/usr/share/|$(PREFIX)/share/|; s|/etc/|$(SYSCONFDIR)/|' systemd/steerd.service \
-	  > $(DESTDIR)$(UNITDIR)/steerd.service
+	install -d $(DESTDIR)$(UNITDIR) $(share)/man/man1 $(share)/man/man5 $(doc) $(DESTDIR)$(SYSCONFDIR)/steerd
+	sed $(installed_paths) systemd/steerd.service > $(DESTDIR)$(UNITDIR)/steerd.service
 	chmod 644 $(DESTDIR)$(UNITDIR)/steerd.service
 	@# Of earlier releases; with it a reload would read the policy twice.
 	rm -f $(DESTDIR)$(UNITDIR)/steerd.service.d/reload.conf
 	install -D -m 644 systemd/steerd.sysusers $(DESTDIR)$(SYSUSERSDIR)/steerd.conf
 	for file in steerd.toml policy.toml; do \
 	  [ -e $(DESTDIR)$(SYSCONFDIR)/steerd/$$file ] || \
-	    install -m 644 config/$$file $(DESTDIR)$(SYSCONFDIR)/steerd/$$file || exit 1; done
-	install -m 644 README.md CHANGELOG.md $(share)/doc/steerd/
-	cd docs && find . -type f -exec install -D -m 644 {} $(abspath $(share))/doc/steerd/docs/{} \;
-	rm -rf target/generated && $(BUILT)/steerd generate target/generated
+	    { sed $(installed_paths) config/$$file > $(DESTDIR)$(SYSCONFDIR)/steerd/$$file && \
+	      chmod 644 $(DESTDIR)$(SYSCONFDIR)/steerd/$$file; } || exit 1; done
+	find *.md config deploy docs systemd -type f -exec install -D -m 644 {} $(abspath $(doc))/{} \;
+	ln -sfn config/examples $(doc)/examples
+	install -m 644 packaging/copyright $(doc)/copyright
+	CARGO=$(CARGO) packaging/third-party $(programs) > $(doc)/third-party.txt
+	rm -rf target/generated && $(BUILT)/steerd generate target/generated && $(BUILT)/softnic generate target/generated
+	@# steerd runs this program, whose options are its own.
+	echo .so man1/steerd-devices.1 > target/generated/steerd-probe.1
 	install -m 644 target/generated/*.1 $(share)/man/man1/
+	install -m 644 target/generated/*.5 $(share)/man/man5/
 	install -D -m 644 target/generated/steerd.bash $(share)/bash-completion/completions/steerd
 	install -D -m 644 target/generated/steerd.fish $(share)/fish/vendor_completions.d/steerd.fish
 	install -D -m 644 target/generated/_steerd $(share)/zsh/site-functions/_steerd
@@ -147,9 +160,10 @@ uninstall: ## what `make install` installed, with the same PREFIX; settings stay
 	rm -f $(DESTDIR)$(SYSUSERSDIR)/steerd.conf
 	rm -f $(DESTDIR)$(UNITDIR)/steerd.service $(DESTDIR)$(UNITDIR)/steerd.service.d/reload.conf
 	-rmdir $(DESTDIR)$(UNITDIR)/steerd.service.d
-	rm -f $(share)/man/man1/steerd.1 $(share)/man/man1/steerd-*.1 $(share)/bash-completion/completions/steerd
+	rm -f $(share)/man/man1/steerd.1 $(share)/man/man1/steerd-*.1 $(share)/man/man1/softnic*.1
+	rm -f $(share)/man/man5/steerd.toml.5 $(share)/man/man5/steerd-policy.5 $(share)/bash-completion/completions/steerd
 	rm -f $(share)/fish/vendor_completions.d/steerd.fish $(share)/zsh/site-functions/_steerd
-	rm -rf $(DESTDIR)$(PREFIX)/lib/softnic $(share)/doc/steerd
+	rm -rf $(DESTDIR)$(PREFIX)/lib/softnic $(doc)
 
 # The most exposure that the unit may have, in tenths (systemd-analyze(1), --threshold).
 UNIT_EXPOSURE := 18

@@ -1,7 +1,8 @@
-//! `make install` into a folder: every file is installed, and the installed binary works.
+//! `make install` into a folder: every file is installed, the installed binary works, and what installed
+//! files name is installed too.
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::support::{not_run, stderr, stdout};
@@ -21,11 +22,22 @@ const FILES: &[&str] = &[
     "usr/share/man/man1/steerd-run.1",
     "usr/share/man/man1/steerd-check.1",
     "usr/share/man/man1/steerd-reload.1",
+    "usr/share/man/man1/steerd-probe.1",
+    "usr/share/man/man1/softnic.1",
+    "usr/share/man/man5/steerd.toml.5",
+    "usr/share/man/man5/steerd-policy.5",
     "usr/share/bash-completion/completions/steerd",
     "usr/share/fish/vendor_completions.d/steerd.fish",
     "usr/share/zsh/site-functions/_steerd",
     "usr/share/doc/steerd/README.md",
+    "usr/share/doc/steerd/copyright",
+    "usr/share/doc/steerd/docs/README.md",
+    "usr/share/doc/steerd/examples/dns-farm.toml",
+    "usr/share/doc/steerd/deploy/prometheus/steerd.rules.yml",
 ];
+
+/// Files of examples, which commands or operators make.
+const MADE: &[&str] = &["/etc/steerd/mlx5_0.toml"];
 
 fn make(root: &Path, built: &Path, target: &str, more: &[&str]) {
     let output = Command::new("make")
@@ -58,6 +70,7 @@ fn the_installation_is_complete_and_works() {
     for file in FILES {
         assert!(root.join(file).metadata().is_ok_and(|file| file.len() > 0), "{file} is missing");
     }
+    check_named_files(root);
     let read = |file: &str| std::fs::read_to_string(root.join(file)).expect(file);
     let mode = |file: &str| root.join(file).metadata().expect(file).permissions().mode() & 0o777;
     assert_eq!((mode("usr/bin/steerd"), mode("etc/steerd/steerd.toml")), (0o755, 0o644));
@@ -89,4 +102,55 @@ fn the_installation_is_complete_and_works() {
     make(root, built, "uninstall", &[]);
     let left = FILES.iter().filter(|file| root.join(file).exists()).copied().collect::<Vec<_>>();
     assert_eq!(left, ["etc/steerd/steerd.toml", "etc/steerd/policy.toml"]);
+}
+
+/// All files below a folder.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry"));
+    entries
+        .flat_map(|entry| match entry.file_type().expect("its type").is_dir() {
+            true => files(&entry.path()),
+            false => vec![entry.path()],
+        })
+        .collect()
+}
+
+/// The paths in a text that are below one of these folders.
+fn paths<'t>(text: &'t str, folders: &[&str]) -> Vec<&'t str> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
+    let words = text.split(|c: char| !is_part(c)).map(|word| word.trim_end_matches(['.', '/']));
+    words.filter(|word| folders.iter().any(|folder| word.starts_with(folder))).collect()
+}
+
+/// The targets of a page's links, without anchors and other hosts.
+fn links(page: &str) -> impl Iterator<Item = &str> {
+    let targets = page.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+    targets.filter(|target| !target.is_empty() && !target.contains([':', ' ']))
+}
+
+/// Checks that the files which installed pages, settings and the unit name are installed, too.
+fn check_named_files(root: &Path) {
+    let mut found = 0;
+    let mut missing = Vec::new();
+    for file in files(root).iter().filter(|file| !file.starts_with(root.join("usr/bin"))) {
+        let Ok(text) = std::fs::read_to_string(file) else { continue };
+        // The dashes of man pages.
+        let text = text.replace("\\-", "-");
+        for path in paths(&text, &["/etc/steerd/", "/usr/share/doc/steerd/", "/usr/lib/softnic/"]) {
+            found += 1;
+            if !MADE.contains(&path) && !root.join(&path[1..]).exists() {
+                missing.push(format!("{}: {path}", file.display()));
+            }
+        }
+        if file.extension().is_some_and(|extension| extension == "md") {
+            for link in links(&text) {
+                found += 1;
+                if !file.parent().expect("a folder").join(link).exists() {
+                    missing.push(format!("{}: {link}", file.display()));
+                }
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{}", missing.join("\n"));
+    assert!(found > 100, "{found} paths and links");
 }
