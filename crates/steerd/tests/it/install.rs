@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::support::image::Image;
 use crate::support::{not_run, stderr, stdout};
 
 /// The files that a release needs beside the others: see `make install`.
@@ -77,6 +78,8 @@ fn the_installation_is_complete_and_works() {
     assert!(read("usr/share/man/man1/steerd.1").contains(".TH steerd 1"));
     assert!(read("usr/share/man/man1/steerd-run.1").contains("demo"));
     assert!(!root.join("usr/share/man/man1/steerd-generate.1").exists(), "it is hidden");
+
+    check_image(root);
 
     // The installed binary with the installed settings.
     let check = Command::new(root.join("usr/bin/steerd"))
@@ -153,4 +156,23 @@ fn check_named_files(root: &Path) {
     }
     assert!(missing.is_empty(), "{}", missing.join("\n"));
     assert!(found > 100, "{found} paths and links");
+}
+
+/// Makes the container image of an installation, and runs its demonstration as the user of the image.
+fn check_image(root: &Path) {
+    let folder = tempfile::tempdir().expect("folder");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/image");
+    let output = Command::new(script).arg(root).arg(folder.path()).output().expect("the script runs");
+    assert!(output.status.success(), "{}", stderr(&output));
+    let archive = stdout(&output);
+    let image = Image::unpack(Path::new(archive.trim()), folder.path());
+    let arguments = ["run", "--demo", "--for", "300ms", "--listen", "off"];
+    let Some(output) = image.run(&arguments) else { return };
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stdout(&output).ends_with("\npacket accounting matches\n"), "{}", stdout(&output));
+    let Some(output) = image.run(&["check", "--config", "/etc/steerd/steerd.toml", "--model", "ideal"])
+    else {
+        return;
+    };
+    assert!(output.status.success(), "{}", stderr(&output));
 }

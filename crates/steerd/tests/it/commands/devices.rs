@@ -67,6 +67,7 @@ mod report {
 
     use rustix::process::{Pid, Signal, kill_process};
 
+    use crate::support::image::Image;
     use crate::support::{PATIENCE, not_run, stderr, stdout, steerd};
 
     /// `steerd-probe` is beside the binary, and this process may create flows.
@@ -284,66 +285,14 @@ mod report {
         check_image(&scripts.join("image"), kit.parent().expect("a folder"));
     }
 
-    /// Unpacks an archive into a new folder.
-    fn unpacked(archive: &Path, folder: PathBuf) -> PathBuf {
-        std::fs::create_dir(&folder).expect("made");
-        let tar = Command::new("tar").arg("-xf").arg(archive).arg("-C").arg(&folder).status();
-        assert!(tar.expect("tar").success(), "{}", archive.display());
-        folder
-    }
-
-    /// Makes the image of a kit, checks its parts and makes a report by it.
+    /// Makes the image of a kit, and a report by it.
     fn check_image(script: &Path, kit: &Path) {
         let folder = tempfile::tempdir().expect("folder");
         let output = Command::new(script).arg(kit).arg(folder.path()).output();
         let output = output.expect("the script runs");
         assert!(output.status.success(), "{}", stderr(&output));
-        let archive = stdout(&output).trim().to_owned();
-        let image = unpacked(Path::new(&archive), folder.path().join("image"));
-        let json = |path: &Path| -> serde_json::Value {
-            serde_json::from_slice(&std::fs::read(path).expect("a file")).expect("JSON")
-        };
-        // A blob by its descriptor, whose digest and size are those of the file.
-        let blob = |descriptor: &serde_json::Value| {
-            let digest = descriptor["digest"].as_str().and_then(|digest| digest.strip_prefix("sha256:"));
-            let path = image.join("blobs/sha256").join(digest.expect("a digest"));
-            let sum = Command::new("sha256sum").arg(&path).output().expect("sha256sum");
-            assert!(stdout(&sum).starts_with(digest.expect("a digest")), "{descriptor}");
-            let bytes = std::fs::metadata(&path).expect("a file").len();
-            assert_eq!(descriptor["size"].as_u64(), Some(bytes), "{descriptor}");
-            path
-        };
-        assert_eq!(json(&image.join("oci-layout"))["imageLayoutVersion"], "1.0.0");
-        let manifest = json(&blob(&json(&image.join("index.json"))["manifests"][0]));
-        let config = json(&blob(&manifest["config"]));
-        let layer = blob(&manifest["layers"][0]);
-        let sum = Command::new("sh").args(["-c", "gzip -dc \"$0\" | sha256sum"]).arg(&layer).output();
-        let diff = format!("sha256:{}", stdout(&sum.expect("sh")).split(' ').next().unwrap_or_default());
-        assert_eq!(config["rootfs"]["diff_ids"][0], diff);
-        let root = unpacked(&layer, folder.path().join("root"));
-        let texts = |value: &serde_json::Value| -> Vec<String> {
-            value
-                .as_array()
-                .into_iter()
-                .flatten()
-                .filter_map(|text| Some(text.as_str()?.to_owned()))
-                .collect()
-        };
-        let (environment, entrypoint) =
-            (texts(&config["config"]["Env"]), texts(&config["config"]["Entrypoint"]));
-        // What a runtime of containers mounts, in a mount namespace of the command's own.
-        let enter = "for d in proc dev sys; do mkdir -p $0/$d && mount --rbind /$d $0/$d || exit 1; done; exec chroot \"$0\" \"$@\"";
-        let mut command = Command::new("unshare");
-        command
-            .env_clear()
-            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-            .envs(environment.iter().filter_map(|text| text.split_once('=')));
-        command.args(["--mount", "--propagation", "private", "sh", "-c", enter]).arg(&root);
-        command.args(&entrypoint).args(["--report", "softnic0", "--quick"]);
-        let output = command.output().expect("it runs");
-        if ["unshare: ", "mount: ", "chroot: "].iter().any(|refused| stderr(&output).starts_with(refused)) {
-            return not_run("the image of the report kit", stderr(&output).trim());
-        }
+        let image = Image::unpack(Path::new(stdout(&output).trim()), folder.path());
+        let Some(output) = image.run(&["--report", "softnic0", "--quick"]) else { return };
         assert!(output.status.success(), "{}", stderr(&output));
         assert!(stdout(&output).contains("device = \"softnic0\""), "{}", stdout(&output));
     }

@@ -2,6 +2,7 @@
 //! port that its log names, so that tests can run in parallel.
 #![allow(unreachable_pub, reason = "a module of tests")]
 
+pub(crate) mod image;
 pub(crate) mod notebook;
 
 use std::io::{BufRead, BufReader, Read, Write};
