@@ -8,8 +8,8 @@ export PATH := $(TOOLS)/bin:$(PATH):/usr/sbin:/sbin
 .DEFAULT_GOAL := help
 # apt and cargo lock what they work on.
 .NOTPARALLEL:
-.PHONY: help run live page test check soak soak-daemon soak-interface conformance conformance-libmlx5 releases report-kit install install-files uninstall lint bench budgets budgets-mlx5 audit fuzz asan miri miri-ready loom \
-  deps cargo cargo-deny cargo-fuzz
+.PHONY: help run live page test check soak soak-daemon soak-interface conformance conformance-libmlx5 releases report-kit install install-files uninstall package lint bench budgets budgets-mlx5 audit fuzz asan miri miri-ready loom \
+  deps cargo cargo-deb cargo-deny cargo-fuzz
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -165,6 +165,29 @@ uninstall: ## what `make install` installed, with the same PREFIX; settings stay
 	rm -f $(share)/fish/vendor_completions.d/steerd.fish $(share)/zsh/site-functions/_steerd
 	rm -rf $(DESTDIR)$(PREFIX)/lib/softnic $(doc)
 
+# Packages are made of the tree of `make install-files`. cargo-deb strips what is below target/release alone, and keeps the symbols
+# for a package of their own.
+PACKAGE := target/release/package
+version = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+MAINTAINER ?= $(shell sed -n 's/^maintainer = "\(.*\)"/\1/p' crates/steerd/Cargo.toml)
+# The time of the files: that of the last change, so that the same sources give the same packages.
+package: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || date +%s)
+
+package: deps-build deps-package cargo-deb ## a Debian package, an rpm and a container image of a release build: target/package (BUILT=folder, MAINTAINER='Name <address>')
+	[ "$(BUILT)" != target/release ] || $(CARGO) build --release --locked $(PACKAGED)
+	rm -rf $(PACKAGE) target/package && mkdir -p $(PACKAGE) target/package
+	umask 022 && $(MAKE) --no-print-directory install-files DESTDIR=$(PACKAGE)/root PREFIX=/usr SYSCONFDIR=/etc
+	gzip -9n $(PACKAGE)/root/usr/share/man/*/*
+	packaging/rpm $(PACKAGE)/root target/package '$(version)'
+	packaging/image $(PACKAGE)/root target/package
+	install -D -m 644 packaging/debian/lintian-overrides $(PACKAGE)/root/usr/share/lintian/overrides/steerd
+	packaging/debian/changelog '$(version)' '$(MAINTAINER)' > $(PACKAGE)/changelog
+	@# Quiet: it would warn that the tree has the unit and the copyright, for which it has ways of its own.
+	cargo-deb --no-build --locked --package steerd --dbgsym --compress-debug-symbols=zlib --maintainer '$(MAINTAINER)' --quiet --output target/package
+	for file in target/package/*.ddeb; do mv $$file $${file%.ddeb}.deb; done
+	@# The package of debug symbols is as cargo-deb makes it, without the changelog that Debian wants of those that are uploaded.
+	lintian --allow-root --fail-on error,warning,info target/package/steerd_*.deb
+
 # The most exposure that the unit may have, in tenths (systemd-analyze(1), --threshold).
 UNIT_EXPOSURE := 18
 lint: deps-build deps-test deps-promtool cargo-deny ## formatting, clippy, dependencies, unit file, alert rules
@@ -244,6 +267,9 @@ loom: deps-build ## the rings of softnic, the cursors below rings, the flow tabl
 
 # Without optimisation: each runs for seconds, and building it takes minutes.
 install_tool = CARGO_PROFILE_DEV_DEBUG=0 $(CARGO) install --locked --quiet --debug --root $(TOOLS)
+
+cargo-deb:
+	@command -v cargo-deb >/dev/null || $(install_tool) cargo-deb
 
 cargo-fuzz:
 	@command -v cargo-fuzz >/dev/null || $(install_tool) cargo-fuzz
