@@ -8,7 +8,7 @@ export PATH := $(TOOLS)/bin:$(PATH):/usr/sbin:/sbin
 .DEFAULT_GOAL := help
 # apt and cargo lock what they work on.
 .NOTPARALLEL:
-.PHONY: help run live page test check soak soak-daemon soak-interface conformance conformance-libmlx5 releases report-kit install install-files uninstall package lint bench budgets budgets-mlx5 audit fuzz asan miri miri-ready loom \
+.PHONY: help run live page test check soak soak-daemon soak-interface conformance conformance-libmlx5 releases report-kit install install-files uninstall package e2e lint bench budgets budgets-mlx5 audit fuzz asan miri miri-ready loom \
   deps cargo cargo-deb cargo-deny cargo-fuzz
 
 help: ## list the targets
@@ -187,6 +187,9 @@ package: deps-build deps-package cargo-deb ## a Debian package, an rpm and a con
 	for file in target/package/*.ddeb; do mv $$file $${file%.ddeb}.deb; done
 	@# The package of debug symbols is as cargo-deb makes it, without the changelog that Debian wants of those that are uploaded.
 	lintian --allow-root --fail-on error,warning,info target/package/steerd_*.deb
+
+e2e: deps-e2e ## the Debian package in a container with systemd: installation, traffic, reloads, watchdog, upgrade, purge (root; make package first)
+	@$(if $(filter 0,$(shell id -u)),,sudo) .ci/e2e target/package/steerd_*.deb
 
 # The most exposure that the unit may have, in tenths (systemd-analyze(1), --threshold).
 UNIT_EXPOSURE := 18
