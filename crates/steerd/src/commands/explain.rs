@@ -15,7 +15,6 @@ use crate::cli::{DirectionArg, ExplainArgs, Format};
 use crate::commands::Error;
 use crate::explained::{self, ExplainedPacket};
 use crate::policy_file::Compiled;
-use crate::terminal::numbers::counted;
 use crate::terminal::output::{self, Stdout};
 use crate::traffic::{self, ETHERNET_HEADER_BYTES, UnreadableCapture};
 use summary::Summary;

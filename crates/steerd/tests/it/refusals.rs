@@ -1,4 +1,5 @@
-//! Errors at the start of `steerd run`: the last line on stderr, the documented exit code, nothing left behind.
+//! Errors at the start of `steerd run`: the last line on stderr, the documented exit code, nothing left
+//! behind.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::Output;
