@@ -14,6 +14,9 @@ use super::{FRAGMENT, NO_FLAGS, OPTIONS, key_of_text};
 
 /// The words between a packet and the one inside it.
 const INSIDE: &str = ", inside ";
+/// The types of the ICMP and ICMPv6 messages that packets given by their fields are (RFC 792 and 4443).
+const ECHO_REQUEST: u128 = 8;
+const ECHO_REQUEST_V6: u128 = 128;
 /// The segment within a connection that a packet given by its fields is.
 pub(super) const USUAL_TCP_FLAGS: u8 = 0x10;
 
@@ -109,7 +112,8 @@ fn packet(key: &FlowKey, has_ethernet: bool, may_have: fn(Header) -> bool) -> St
             Form::EtherType if field.row().header == Header::Ethernet => false,
             Form::Mac => false,
             Form::VlanId => true,
-            _ if matches!(field.row().header, Header::Icmp | Header::Icmpv6) => true,
+            _ if field == Field::IcmpType => value != ECHO_REQUEST,
+            _ if matches!(field, Field::Icmpv6Type | Field::ExtIcmpv6Type) => value != ECHO_REQUEST_V6,
             _ => value != field.in_packet(&USUAL),
         };
         if is_shown && may_have(field.row().header) {

@@ -141,6 +141,8 @@ fn fields() -> impl Strategy<Value = Vec<String>> {
         ("src_port", number(65_535).boxed()),
         ("dst_port", number(65_535).boxed()),
         ("ext_dst_port", number(65_535).boxed()),
+        ("ext_icmpv6_type", number(255).boxed()),
+        ("icmp_code", number(2).boxed()),
         ("tcp_flags", flags(&["fin", "syn", "ack", "cwr"]).boxed()),
         ("ip_flags", flags(&["df", "reserved"]).boxed()),
         ("icmp_type", number(255).boxed()),
@@ -161,7 +163,7 @@ fn fields() -> impl Strategy<Value = Vec<String>> {
         ("gre_key", number(u32::MAX).boxed()),
         ("gre_flags", flags(&["sequence", "checksum"]).boxed()),
         ("esp_spi", number(u32::MAX).boxed()),
-        ("mpls", prop::collection::vec(0u32..=0xf_ffff, 1..4).prop_map(joined).boxed()),
+        ("mpls", prop::collection::vec(0u32..=0xf_ffff, 1..4).prop_map(|labels| joined(&labels)).boxed()),
     ];
     let one = |prefix: &'static str, rows: &[(&'static str, BoxedStrategy<String>)]| {
         let rows = rows.iter().map(move |(name, value)| {
@@ -177,7 +179,7 @@ fn fields() -> impl Strategy<Value = Vec<String>> {
         .prop_map(|(outer, tunnels, inner)| [outer, tunnels, inner].concat())
 }
 
-fn joined(labels: Vec<u32>) -> String {
+fn joined(labels: &[u32]) -> String {
     labels.iter().map(ToString::to_string).collect::<Vec<_>>().join("+")
 }
 

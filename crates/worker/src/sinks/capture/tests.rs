@@ -365,8 +365,7 @@ fn a_folder_below_the_state_of_the_daemon_is_made() {
         make_folder("tap", &options(&path), &state).expect("its folder is made");
         drop(open("tap", &options(&path), soft0(), 1).expect("its folder is there"));
     }
-    let made = ["captures/dns", "patterns"].map(|made| fs::read_dir(state.join(made)).unwrap().count());
-    assert_eq!(made, [1, 1], "each has its first file");
+    assert!(state.join("captures/dns").is_dir() && state.join("patterns").is_dir());
     for path in [elsewhere.clone(), state.join("../elsewhere")] {
         make_folder("tap", &options(&path), &state).expect("nothing is to be made");
     }
