@@ -3,7 +3,7 @@
 //! follows behind `inside`.
 
 use std::fmt::Write as _;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::LazyLock;
 
 use packet::build::FrameBuilder;
@@ -14,9 +14,6 @@ use super::{FRAGMENT, NO_FLAGS, OPTIONS, key_of_text};
 
 /// The words between a packet and the one inside it.
 const INSIDE: &str = ", inside ";
-/// The types of the ICMP and ICMPv6 messages that packets given by their fields are (RFC 792 and 4443).
-const ECHO_REQUEST: u128 = 8;
-const ECHO_REQUEST_V6: u128 = 128;
 /// The segment within a connection that a packet given by its fields is.
 pub(super) const USUAL_TCP_FLAGS: u8 = 0x10;
 
@@ -29,6 +26,26 @@ static USUAL: LazyLock<FlowKey> = LazyLock::new(|| {
 
 /// The end of a packet of which this notation leaves something out. A packet that ends in it is not read.
 const MORE: &str = ", ...";
+
+/// The echo requests that ICMP and ICMPv6 messages given by their fields are: the last behind an extension
+/// header.
+static ECHO_REQUESTS: LazyLock<[FlowKey; 3]> = LazyLock::new(|| {
+    let [v4, v6] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+    let ip = |address: IpAddr| FrameBuilder::new().ip(address, address);
+    [ip(v4), ip(v6), ip(v6).extension(IpProtocol::HOP_BY_HOP)]
+        .map(|packet| FlowKey::of(&packet.icmp_echo(0, 0).build()))
+});
+
+/// The packet that has usual values in the fields of a header.
+fn usual(header: Header) -> &'static FlowKey {
+    let [v4, v6, extended] = &*ECHO_REQUESTS;
+    match header {
+        Header::Icmp => v4,
+        Header::Icmpv6 => v6,
+        Header::ExtendedIcmpv6 => extended,
+        _ => &USUAL,
+    }
+}
 
 /// A packet in the short notation, which [`key_of_text`] reads. MAC addresses are left out where there are IP
 /// addresses. A packet of which more is left out, as of one that is cut off within a header, ends in `...`.
@@ -112,9 +129,7 @@ fn packet(key: &FlowKey, has_ethernet: bool, may_have: fn(Header) -> bool) -> St
             Form::EtherType if field.row().header == Header::Ethernet => false,
             Form::Mac => false,
             Form::VlanId => true,
-            _ if field == Field::IcmpType => value != ECHO_REQUEST,
-            _ if matches!(field, Field::Icmpv6Type | Field::ExtIcmpv6Type) => value != ECHO_REQUEST_V6,
-            _ => value != field.in_packet(&USUAL),
+            _ => value != field.in_packet(usual(field.row().header)),
         };
         if is_shown && may_have(field.row().header) {
             push(&mut out, field, value);
