@@ -316,17 +316,20 @@ fn a_restarted_queue_receives_again() {
         let mut end = ReceivingEnd::new(&rig.domain, completions, provider).unwrap();
         let target = target(&rig.domain, &[&end.queue], HashFields::empty());
         let _flow = FlowHandle::create(&target, &udp_flow(53, 7)).unwrap();
+        // None in a round in which packets have taken all buffers before the queue fails.
+        let mut flushed = 0;
         for _ in 0..20 {
             end.receive(1_001);
             end.queue.to_error().unwrap();
             let ReceivingEnd { path, pool, held, taken, .. } = &mut end;
             path.restart(pool, held, taken).unwrap();
             let TakenReceives { outcomes, frames } = std::mem::take(taken);
-            assert!(outcomes.contains(&Err(CompletionStatus::Flushed)));
+            flushed += outcomes.iter().filter(|outcome| **outcome == Err(CompletionStatus::Flushed)).count();
             held.extend(frames.into_iter().flatten());
             assert_eq!(held.len(), FRAMES as usize, "no frame is lost");
             end.post();
         }
+        assert!(flushed > 0);
         assert!(end.receive(1_000).iter().all(|(arrival, _)| arrival.tag.unwrap().0 == 7));
     }
 }
