@@ -130,11 +130,13 @@ fn errors_in_the_journal_have_a_priority() {
         let (device, inode) = stream(writer);
         format!("{device}:{inode}")
     });
-    assert!(journal.starts_with("<3>steerd: "), "{journal}");
+    let lines: Vec<&str> = journal.lines().collect();
+    assert!(lines.iter().all(|line| line.starts_with("<3>")), "{journal}");
+    assert!(lines.last().is_some_and(|line| line.starts_with("<3>steerd: ")), "{journal}");
     // Inherited from a service whose stderr is another.
     let other = failed_start(|writer| {
         let (device, inode) = stream(writer);
         format!("{device}:{}", inode + 1)
     });
-    assert!(other.starts_with("steerd: "), "{other}");
+    assert!(!other.contains("<3>") && other.contains("\nsteerd: "), "{other}");
 }

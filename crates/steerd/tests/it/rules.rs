@@ -478,7 +478,7 @@ fn rules_survive_reloads_and_restarts_as_far_as_the_policy_allows() {
     std::fs::write(place.path("state/rules.json"), "{").expect("written");
     drop(daemon);
     let daemon = Daemon::start_command(&mut with_state(&place));
-    assert!(daemon.log().contains("rules.json are lost"), "{}", daemon.log());
+    assert!(daemon.log().contains("rules.json is lost"), "{}", daemon.log());
     assert_eq!(std::fs::read_to_string(place.path("state/rules.bad")).expect("kept"), "{");
 }
 
