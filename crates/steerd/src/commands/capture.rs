@@ -15,7 +15,7 @@ use crate::cli::CaptureArgs;
 use crate::commands::{Error, client};
 use crate::policy_file::is_standard_input;
 use crate::terminal::numbers::counted;
-use crate::terminal::output::{self, OutputError};
+use crate::terminal::output::{self, OutputError, Priority};
 use blocks::Blocks;
 
 pub(crate) fn run(args: &CaptureArgs) -> Result<(), Error> {
@@ -45,7 +45,8 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<(), Error> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         written => written.map_err(OutputError)?,
     }
-    output::print_error(&format!("{} captured", counted(blocks.packets(), "packet", "packets")));
+    let captured = counted(blocks.packets(), "packet", "packets");
+    output::print_message(Priority::Info, &format!("{captured} captured"));
     Ok(())
 }
 

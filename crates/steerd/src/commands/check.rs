@@ -32,7 +32,7 @@ use crate::policy_tests::{RequiredTests, TestSummary};
 use crate::protection::{self, Protection};
 use crate::settings::{PolicySource, Settings, Traffic};
 use crate::terminal::numbers::counted;
-use crate::terminal::output::{self, OutputError, Progress};
+use crate::terminal::output::{self, OutputError, Priority, Progress};
 use crate::terminal::style::Layout;
 use crate::traffic;
 use crate::{daemon, effects, policy_file};
@@ -344,7 +344,7 @@ impl Checked {
             return Ok(());
         }
         for warning in &self.device_warnings {
-            output::print_error(&format!("warning: {warning}"));
+            output::print_message(Priority::Warning, &format!("warning: {warning}"));
         }
         self.start.iter().for_each(start::print_notes);
         output::print(&text::of(self, Layout::stdout()))

@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::cli::{Cli, Format, Import, ImportArgs};
 use crate::commands::Error;
 use crate::policy_file::{self, Compiled, STANDARD_INPUT};
-use crate::terminal::output;
+use crate::terminal::output::{self, Priority};
 
 /// The most input, as much as a policy may have.
 const MAX_INPUT_BYTES: u64 = policy::MAX_FILE_BYTES;
@@ -79,10 +79,11 @@ pub(crate) fn run(args: &ImportArgs) -> Result<(), Error> {
     }
     for note in &notes {
         let (file, line) = input.place(note.line);
-        match note.line {
-            0 => output::print_error(&format!("{file}: {}", note.message)),
-            _ => output::print_error(&format!("{file}:{line}: {}", note.message)),
-        }
+        let text = match note.line {
+            0 => format!("{file}: {}", note.message),
+            _ => format!("{file}:{line}: {}", note.message),
+        };
+        output::print_message(Priority::Warning, &text);
     }
     match &args.output {
         None => Ok(output::print(&policy_toml)?),

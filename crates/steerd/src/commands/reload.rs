@@ -14,7 +14,7 @@ use crate::api::request::{ReloadBody, RollbackBody};
 use crate::cli::{ApiArgs, ConfirmArgs, OutputArgs, ReloadArgs, RollbackArgs};
 use crate::commands::{Error, client, plan};
 use crate::message::NoThread;
-use crate::terminal::output::{self, Progress};
+use crate::terminal::output::{self, Priority, Progress};
 
 /// How often a change that goes on is looked at.
 const WATCHED_EVERY: Duration = Duration::from_millis(100);
@@ -117,8 +117,18 @@ fn in_force(verdict: &Verdict) -> String {
 
 /// Prints diagnostics as `check` does.
 fn print_diagnostics(verdict: &Verdict) {
-    let text = if std::io::stderr().is_terminal() { &verdict.excerpts } else { &verdict.text };
-    if !text.is_empty() {
-        output::print_error(text.trim_end());
+    if io::stderr().is_terminal() {
+        if !verdict.excerpts.is_empty() {
+            output::print_error(verdict.excerpts.trim_end());
+        }
+        return;
+    }
+    // A line for each; one more counts those that are left out.
+    for (index, line) in verdict.text.lines().enumerate() {
+        let is_warning = match verdict.diagnostics.get(index) {
+            Some(diagnostic) => diagnostic["severity"] == "warning",
+            None => verdict.accepted,
+        };
+        output::print_message(if is_warning { Priority::Warning } else { Priority::Error }, line);
     }
 }

@@ -13,7 +13,7 @@ use crate::policy_file::{
     Compiled, PolicyErrors, Read, STANDARD_INPUT, compile, compile_read, is_standard_input, load,
 };
 use crate::settings::{self, Cores, Loaded, PolicySource, PolicyText, Request, Settings, Traffic};
-use crate::terminal::output;
+use crate::terminal::output::{self, Priority};
 
 /// A policy, and the device to compile it for.
 pub(crate) struct Target {
@@ -142,7 +142,7 @@ pub(crate) enum ExplainedPolicy {
 pub(crate) fn explained(args: &PolicyArgs) -> Result<ExplainedPolicy, Error> {
     let Target { source, device, workers, .. } = Target::of(args)?;
     if source.traffic == Some(Traffic::Counters) {
-        output::print_error(COUNTED_ELSEWHERE);
+        output::print_message(Priority::Warning, COUNTED_ELSEWHERE);
     }
     let name = device.profile.name.clone();
     let read = match load(&source) {

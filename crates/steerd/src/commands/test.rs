@@ -19,7 +19,7 @@ use crate::policy_file::{self, PolicyErrors};
 use crate::policy_tests::{TestBench, needs_program};
 use crate::settings::Traffic;
 use crate::terminal::numbers::counted;
-use crate::terminal::output;
+use crate::terminal::output::{self, Priority};
 use report::{PolicyReport, TestLine};
 
 /// A policy with its tests, and what they need.
@@ -95,7 +95,7 @@ fn tested(
     let program = match needs_program(&read.policy) && !read.policy.carves_queues() {
         true => {
             if source.traffic == Some(Traffic::Counters) {
-                output::print_error(COUNTED_ELSEWHERE);
+                output::print_message(Priority::Warning, COUNTED_ELSEWHERE);
             }
             let weights = read.weights(source.traffic.as_ref(), None).map_err(Error::Traffic)?;
             let job = Job::new(&read.policy, &profile, workers).weighted(weights.as_ref());

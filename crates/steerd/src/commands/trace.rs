@@ -13,7 +13,7 @@ use crate::api::request::TraceBody;
 use crate::cli::TraceArgs;
 use crate::commands::{Error, Outcome, client};
 use crate::terminal::numbers::counted;
-use crate::terminal::output::{self, OutputError};
+use crate::terminal::output::{self, OutputError, Priority};
 
 pub(crate) fn run(args: &TraceArgs) -> Result<Outcome, Error> {
     let client = client::connect(&args.api)?;
@@ -34,11 +34,12 @@ pub(crate) fn run(args: &TraceArgs) -> Result<Outcome, Error> {
         0 => String::new(),
         left_out => format!(", {left_out} left out"),
     };
-    output::print_error(&format!(
-        "{} traced{left_out}, {}",
-        counted(packets, "packet", "packets"),
-        if differing == 0 { "all as computed".to_owned() } else { format!("{differing} NOT AS COMPUTED") }
-    ));
+    let (priority, found) = match differing {
+        0 => (Priority::Info, "all as computed".to_owned()),
+        _ => (Priority::Error, format!("{differing} NOT AS COMPUTED")),
+    };
+    let traced = counted(packets, "packet", "packets");
+    output::print_message(priority, &format!("{traced} traced{left_out}, {found}"));
     Ok(if differing == 0 { Outcome::Success } else { Outcome::Different })
 }
 

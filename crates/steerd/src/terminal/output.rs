@@ -7,7 +7,7 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use policy::Diagnostics;
+use policy::{Diagnostics, Severity};
 use serde::Serialize;
 use steerd_client::api::FORMAT;
 
@@ -81,11 +81,33 @@ pub(crate) fn plain(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// Prints an error, or a message, on stderr. If that fails there is nowhere to report it.
+/// The priority of a message in the journal, as of syslog(3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Priority {
+    Error = 3,
+    Warning = 4,
+    Info = 6,
+}
+
+impl From<Severity> for Priority {
+    fn from(severity: Severity) -> Self {
+        match severity {
+            Severity::Error => Self::Error,
+            Severity::Warning => Self::Warning,
+        }
+    }
+}
+
+/// Prints an error on stderr.
 pub(crate) fn print_error(text: &str) {
+    print_message(Priority::Error, text);
+}
+
+/// Prints a message on stderr. If that fails there is nowhere to report it.
+pub(crate) fn print_message(priority: Priority, text: &str) {
     let _ = match stderr_is_journal() {
         // Each line is an entry of its own, and the prefix its priority (sd-daemon(3)).
-        true => text.lines().try_for_each(|line| writeln!(io::stderr(), "<3>{line}")),
+        true => text.lines().try_for_each(|line| writeln!(io::stderr(), "<{}>{line}", priority as u8)),
         false => writeln!(io::stderr(), "{text}"),
     };
 }
@@ -101,17 +123,16 @@ pub(crate) fn stderr_is_journal() -> bool {
 /// Prints diagnostics: with excerpts on a terminal, else one line each. miette decides about colours and
 /// respects NO_COLOR.
 pub(crate) fn print_diagnostics(diagnostics: &Diagnostics) {
-    if diagnostics.is_empty() {
-        return;
-    }
-    if !io::stderr().is_terminal() {
-        return print_error(&diagnostics.to_string());
-    }
-    for report in diagnostics.report() {
-        print_error(&format!("{report:?}"));
+    if io::stderr().is_terminal() {
+        diagnostics.report().iter().for_each(|report| print_error(&format!("{report:?}")));
+    } else {
+        for diagnostic in &diagnostics.list {
+            print_message(diagnostic.severity.into(), &diagnostic.to_string());
+        }
     }
     if diagnostics.omitted > 0 {
-        print_error(&format!("and {} more", diagnostics.omitted));
+        let priority = if diagnostics.has_errors() { Priority::Error } else { Priority::Warning };
+        print_message(priority, &format!("and {} more", diagnostics.omitted));
     }
 }
 

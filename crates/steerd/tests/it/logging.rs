@@ -1,9 +1,10 @@
 //! The log of the running daemon: it never blocks, follows the settings, and reports a mistyped filter.
 
 use std::io::Read;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::api::Place;
 use crate::support::{self, ServiceManager, run, stderr, stdout, steerd};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -107,36 +108,64 @@ fn colours_follow_terminal_and_environment() {
     }
 }
 
-/// The stderr of a start that fails, where the environment names this stream of the journal.
-fn failed_start(stream_of: impl Fn(&std::io::PipeWriter) -> String) -> String {
+/// The exit status and the stderr of a command whose environment names its stderr as a stream of the journal,
+/// or, if `is_other`, another stream.
+fn in_journal(mut command: Command, is_other: bool) -> (Option<i32>, String) {
     let (mut reader, writer) = std::io::pipe().expect("pipe");
-    let mut command = steerd();
-    command.args(["run", "--config", "/nonexistent.toml"]).env("JOURNAL_STREAM", stream_of(&writer));
-    let status = command.stderr(writer).status().expect("it ends");
-    assert_eq!(status.code(), Some(78));
+    let stream = rustix::fs::fstat(&writer).expect("its status");
+    let inode = stream.st_ino + u64::from(is_other);
+    command.env("JOURNAL_STREAM", format!("{}:{inode}", stream.st_dev));
+    let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(writer).status();
     drop(command);
     let mut text = String::new();
     reader.read_to_string(&mut text).expect("UTF-8");
-    text
+    (status.expect("it ends").code(), text)
+}
+
+/// Checks the exit status of a command, and that all its lines have this priority.
+fn assert_printed(command: Command, status: i32, priority: &str, message: &str) {
+    let (code, text) = in_journal(command, false);
+    assert_eq!(code, Some(status), "{text}");
+    assert!(text.contains(message) && text.lines().all(|line| line.starts_with(priority)), "{text}");
 }
 
 #[test]
-fn errors_in_the_journal_have_a_priority() {
-    let stream = |writer: &std::io::PipeWriter| {
-        let status = rustix::fs::fstat(writer).expect("its status");
-        (status.st_dev, status.st_ino)
+fn messages_in_the_journal_have_the_priority_of_their_severity() {
+    let folder = tempfile::tempdir().expect("folder");
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        path.into_os_string().into_string().expect("UTF-8")
     };
-    let journal = failed_start(|writer| {
-        let (device, inode) = stream(writer);
-        format!("{device}:{inode}")
-    });
-    let lines: Vec<&str> = journal.lines().collect();
-    assert!(lines.iter().all(|line| line.starts_with("<3>")), "{journal}");
-    assert!(lines.last().is_some_and(|line| line.starts_with("<3>steerd: ")), "{journal}");
+    let empty = file("empty.toml", "version = 1\n");
+    let wrong = file("wrong.toml", "version = 1\n[rulez]\n");
+    let listing = file("listing", "Filter: 3\n\tRule Type: SCTP over IPv9\n");
+    let command = |args: &[&str]| {
+        let mut command = steerd();
+        command.args(args);
+        command
+    };
+    for (args, status, priority, message) in [
+        (&["run", "--config", "/nonexistent.toml"][..], 78, "<3>", "steerd: "),
+        (&["check", &wrong, "--model", "ideal"], 1, "<3>", "`rulez`"),
+        (&["check", &empty, "--model", "ideal"], 0, "<4>", "the policy has no rules"),
+        (&["import", "ethtool", &listing], 0, "<4>", "listing:"),
+    ] {
+        assert_printed(command(args), status, priority, message);
+    }
     // Inherited from a service whose stderr is another.
-    let other = failed_start(|writer| {
-        let (device, inode) = stream(writer);
-        format!("{device}:{}", inode + 1)
-    });
-    assert!(!other.contains("<3>") && other.contains("\nsteerd: "), "{other}");
+    let (_, other) = in_journal(command(&["run", "--config", "/nonexistent.toml"]), true);
+    assert!(other.lines().count() > 0 && other.lines().all(|line| !line.starts_with('<')), "{other}");
+}
+
+#[test]
+fn the_problems_of_a_reload_have_their_priority_in_the_journal() {
+    let rule = "[[rules]]\nname = \"r\"\nmatch = { protocol = \"udp\" }\naction = \"drop\"\n";
+    let place = Place::new(&format!("version = 1\n{rule}"));
+    let daemon = support::Daemon::start_command(&mut place.quiet_daemon());
+    place.write("p.toml", "version = 1\n");
+    assert_printed(place.command(&["reload"]), 0, "<4>", "the policy has no rules");
+    place.write("p.toml", "version = 1\n[rulez]\n");
+    assert_printed(place.command(&["reload"]), 1, "<3>", "`rulez`");
+    drop(daemon);
 }

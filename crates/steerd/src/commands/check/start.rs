@@ -7,7 +7,7 @@ use crate::commands::Error;
 use crate::daemon::preflight::Findings;
 use crate::policy_file;
 use crate::settings::PolicySource;
-use crate::terminal::output;
+use crate::terminal::output::{self, Priority};
 
 /// Described in docs/reference/commands/check.md.
 #[derive(Serialize)]
@@ -27,10 +27,10 @@ impl<'f> StartAnswer<'f> {
 /// Prints warnings and what a running daemon holds.
 pub(super) fn print_notes(found: &Findings) {
     for warning in &found.warnings {
-        output::print_error(&format!("warning: {warning}"));
+        output::print_message(Priority::Warning, &format!("warning: {warning}"));
     }
     for held in &found.held {
-        output::print_error(&format!("note: {held}"));
+        output::print_message(Priority::Info, &format!("note: {held}"));
     }
 }
 

@@ -8,7 +8,7 @@ use crate::commands::Error;
 use crate::commands::ending::Ending;
 use crate::hardware_report::{self, ReportOptions};
 use crate::settings::Settings;
-use crate::terminal::output::{self, OutputError, Stdout};
+use crate::terminal::output::{self, OutputError, Priority, Stdout};
 
 /// The most bytes of a report that are read.
 const REPORT_BYTES_MAX: u64 = 1 << 20;
@@ -23,11 +23,11 @@ pub(super) fn run(settings: &Settings, name: &str, args: &DevicesArgs) -> Result
     let options = ReportOptions { name, peer: args.peer.as_deref(), is_quick: args.quick };
     let report = hardware_report::collect(settings, options, &|| ending.is_over()).map_err(Error::Report)?;
     // It is seen also if the file cannot be written.
-    output::print_error(&format!("report: {}", report.verdict));
+    output::print_message(Priority::Info, &format!("report: {}", report.verdict));
     if output::print_line_by_line(&report.text())? == Stdout::Closed {
         return Err(OutputError(io::ErrorKind::BrokenPipe.into()).into());
     }
-    output::print_error(&format!("report: how to send it: {RECIPIENT}"));
+    output::print_message(Priority::Info, &format!("report: how to send it: {RECIPIENT}"));
     if ending.is_over() {
         return Err(Error::ReportInterrupted);
     }
