@@ -21,8 +21,11 @@ use rustix::fs::{Access, AtFlags, CWD, accessat};
 pub(super) const TIME: &str = "{time}";
 /// Readable for the owner and the group, whatever the process's umask is.
 const MODE: u32 = 0o640;
-/// The mode of a folder that is made, less the process's umask.
+/// The mode of a folder that is made.
 const FOLDER_MODE: u32 = 0o750;
+/// The extensions of captures, and of the files of the daemon's state. A folder with one is not made: its
+/// name is that of a file.
+const FILE_EXTENSIONS: [&str; 3] = ["pcap", "pcapng", "json"];
 /// The length of [`time_text`].
 const TIME_BYTES: usize = "20260102T030405.678Z".len();
 /// The most pieces of one write (UIO_MAXIOV).
@@ -86,18 +89,33 @@ struct Current {
     bytes: u64,
 }
 
-/// Makes the folder of a capture, if it is below the folder of the daemon's state, which is the daemon's own:
-/// an operator need not make it. `path`: as in [`Files::new`].
-pub(super) fn make_folder(path: &Path, state: &Path) -> io::Result<()> {
+/// The folder of a capture, if it is missing and below the folder of the daemon's state, which is the
+/// daemon's own: an operator need not make it. `path`: as in [`Files::new`].
+fn folder_to_make<'p>(path: &'p Path, state: &Path) -> Option<&'p Path> {
     let has_pattern = path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.contains(TIME));
     let folder = if has_pattern { path.parent().unwrap_or(path) } else { path };
-    let is_below = folder
-        .strip_prefix(state)
-        .is_ok_and(|inside| inside.components().all(|component| matches!(component, Component::Normal(_))));
-    if !is_below || folder.exists() {
-        return Ok(());
+    let inside = folder.strip_prefix(state).ok()?;
+    let is_made = state.is_dir() && inside.components().all(is_folder_name) && !folder.exists();
+    is_made.then_some(folder)
+}
+
+/// Makes the folder of a capture, if it is to be made.
+pub(super) fn make_folder(path: &Path, state: &Path) -> io::Result<()> {
+    let Some(folder) = folder_to_make(path, state) else { return Ok(()) };
+    let missing: Vec<&Path> = folder.ancestors().take_while(|folder| !folder.exists()).collect();
+    for folder in missing.into_iter().rev() {
+        fs::DirBuilder::new().mode(FOLDER_MODE).create(folder)?;
+        // The process's umask may be stricter. A file system without modes refuses this.
+        let _ = fs::set_permissions(folder, fs::Permissions::from_mode(FOLDER_MODE));
     }
-    fs::DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)
+    Ok(())
+}
+
+/// Whether a folder is made under this name. A mistyped pattern must be an error.
+fn is_folder_name(component: Component<'_>) -> bool {
+    let Component::Normal(name) = component else { return false };
+    let extension = Path::new(name).extension().and_then(|extension| extension.to_str());
+    !name.to_string_lossy().contains('{') && !extension.is_some_and(|known| FILE_EXTENSIONS.contains(&known))
 }
 
 impl Files {

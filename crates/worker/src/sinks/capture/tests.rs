@@ -2,6 +2,7 @@
 //! and errors.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
@@ -369,10 +370,40 @@ fn a_folder_below_the_state_of_the_daemon_is_made() {
     for path in [elsewhere.clone(), state.join("../elsewhere")] {
         make_folder("tap", &options(&path), &state).expect("nothing is to be made");
     }
-    assert!(!elsewhere.exists());
+    make_folder("tap", &options(&elsewhere.join("captures")), &elsewhere).expect("nothing is to be made");
+    assert!(!elsewhere.exists(), "the folder of the state is made by others");
     fs::write(state.join("file"), "").unwrap();
     let refused = make_folder("tap", &options(&state.join("file/captures")), &state).unwrap_err().to_string();
     assert!(refused.contains("sink `tap`") && refused.contains("file/captures"), "{refused}");
+}
+
+#[test]
+fn a_mistyped_pattern_and_the_name_of_a_file_are_made_no_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path();
+    for name in ["dns-{tme}.pcapng", "dns-{tme}", "dns.pcap", "{tme}/dns-{time}.pcapng", "history.json"] {
+        let options = options(&state.join(name));
+        make_folder("tap", &options, state).expect("nothing is to be made");
+        let refused = open("tap", &options, soft0(), 1).err().expect("no folder").to_string();
+        assert!(refused.contains(name), "{refused}");
+    }
+    assert_eq!(fs::read_dir(state).unwrap().count(), 0);
+}
+
+#[test]
+fn a_folder_that_is_made_has_mode_0750_whatever_the_umask_is() {
+    if !test_support::is_alone(
+        "sinks::capture::tests::a_folder_that_is_made_has_mode_0750_whatever_the_umask_is",
+    ) {
+        return;
+    }
+    let state = tempfile::tempdir().unwrap();
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    let path = state.path().join("captures/dns");
+    make_folder("tap", &options(&path), state.path()).unwrap();
+    for made in [path.parent().unwrap(), &path] {
+        assert_eq!(fs::metadata(made).unwrap().permissions().mode() & 0o777, 0o750);
+    }
 }
 
 #[test]
