@@ -8,7 +8,7 @@ export PATH := $(TOOLS)/bin:$(PATH):/usr/sbin:/sbin
 .DEFAULT_GOAL := help
 # apt and cargo lock what they work on.
 .NOTPARALLEL:
-.PHONY: help run live page test check soak soak-daemon soak-interface conformance conformance-libmlx5 releases report-kit install install-files uninstall package e2e lint bench budgets budgets-mlx5 audit fuzz asan miri miri-ready loom \
+.PHONY: help run live page test check soak soak-daemon soak-interface conformance conformance-libmlx5 releases report-kit install install-files third-party uninstall package e2e lint bench budgets budgets-mlx5 audit fuzz asan miri miri-ready loom \
   deps cargo cargo-deb cargo-deny cargo-fuzz
 
 help: ## list the targets
@@ -117,15 +117,20 @@ installed_paths = 's|/usr/bin/|$(PREFIX)/bin/|g; s|/usr/share/|$(PREFIX)/share/|
 
 install: deps-build ## steerd, `softnic` and its plugin, unit, account, settings, man pages, completions, documentation (PREFIX, DESTDIR, SYSCONFDIR)
 	$(CARGO) build --release --locked $(PACKAGED)
-	$(MAKE) --no-print-directory install-files
+	$(MAKE) --no-print-directory third-party install-files
 
 # What is installed, and packaged.
 programs := steerd softnic-preload conformance
 PACKAGED := $(addprefix --package ,$(programs))
 
-# Without building. Settings that are there already are kept. The pages are installed with the folders that they link to, in the
+# The licences of the crates that the programs contain.
+third-party:
+	CARGO=$(CARGO) packaging/third-party target/third-party.txt $(programs)
+
+# Without Cargo. Settings that are there already are kept. The pages are installed with the folders that they link to, in the
 # layout of the repository, so that their links and commands hold in $(doc), too.
 install-files:
+	@[ -e target/third-party.txt ] || { echo "target/third-party.txt is missing: run \`make third-party\` first" >&2; exit 1; }
 	install -D -m 755 $(BUILT)/steerd $(DESTDIR)$(PREFIX)/bin/steerd
 	install -D -m 755 $(BUILT)/steerd-probe $(DESTDIR)$(PREFIX)/bin/steerd-probe
 	install -D -m 755 $(BUILT)/softnic $(DESTDIR)$(PREFIX)/bin/softnic
@@ -145,7 +150,7 @@ install-files:
 	find *.md config deploy docs systemd -type f -exec install -D -m 644 {} $(abspath $(doc))/{} \;
 	ln -sfn config/examples $(doc)/examples
 	install -m 644 packaging/copyright $(doc)/copyright
-	CARGO=$(CARGO) packaging/third-party $(programs) > $(doc)/third-party.txt
+	install -m 644 target/third-party.txt $(doc)/third-party.txt
 	rm -rf target/generated && $(BUILT)/steerd generate target/generated && $(BUILT)/softnic generate target/generated
 	@# steerd runs this program, whose options are its own.
 	echo .so man1/steerd-devices.1 > target/generated/steerd-probe.1
@@ -176,7 +181,7 @@ package: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null
 package: deps-build deps-package cargo-deb ## a Debian package, an rpm and a container image of a release build: target/package (BUILT=folder, MAINTAINER='Name <address>')
 	[ "$(BUILT)" != target/release ] || $(CARGO) build --release --locked $(PACKAGED)
 	rm -rf $(PACKAGE) target/package && mkdir -p $(PACKAGE) target/package
-	umask 022 && $(MAKE) --no-print-directory install-files DESTDIR=$(PACKAGE)/root PREFIX=/usr SYSCONFDIR=/etc
+	umask 022 && $(MAKE) --no-print-directory third-party install-files DESTDIR=$(PACKAGE)/root PREFIX=/usr SYSCONFDIR=/etc
 	gzip -9n $(PACKAGE)/root/usr/share/man/*/*
 	packaging/rpm $(PACKAGE)/root target/package '$(version)'
 	packaging/image $(PACKAGE)/root target/package

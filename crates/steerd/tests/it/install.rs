@@ -32,6 +32,7 @@ const FILES: &[&str] = &[
     "usr/share/zsh/site-functions/_steerd",
     "usr/share/doc/steerd/README.md",
     "usr/share/doc/steerd/copyright",
+    "usr/share/doc/steerd/third-party.txt",
     "usr/share/doc/steerd/docs/README.md",
     "usr/share/doc/steerd/examples/dns-farm.toml",
     "usr/share/doc/steerd/deploy/prometheus/steerd.rules.yml",
@@ -66,6 +67,7 @@ fn the_installation_is_complete_and_works() {
     let drop_in = root.join("usr/lib/systemd/system/steerd.service.d/reload.conf");
     std::fs::create_dir_all(drop_in.parent().expect("a folder")).expect("created");
     std::fs::write(&drop_in, "").expect("written");
+    make(root, built, "third-party", &[]);
     make(root, built, "install-files", &[]);
     assert!(!drop_in.exists());
     for file in FILES {
