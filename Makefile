@@ -115,6 +115,10 @@ doc := $(share)/doc/steerd
 # The unit and the settings name the places of a package.
 installed_paths = 's|/usr/bin/|$(PREFIX)/bin/|g; s|/usr/share/|$(PREFIX)/share/|g; s|/etc/|$(SYSCONFDIR)/|g'
 
+# Of a checkout only what git knows. The report kit is made in a checkout alone.
+pages = $$({ git ls-files *.md config deploy docs systemd 2>/dev/null | grep . || find *.md config deploy docs systemd -type f; } | \
+  grep -v ^deploy/report-kit/)
+
 install: deps-build ## steerd, `softnic` and its plugin, unit, account, settings, man pages, completions, documentation (PREFIX, DESTDIR, SYSCONFDIR)
 	$(CARGO) build --release --locked $(PACKAGED)
 	$(MAKE) --no-print-directory third-party install-files
@@ -147,7 +151,7 @@ install-files:
 	  [ -e $(DESTDIR)$(SYSCONFDIR)/steerd/$$file ] || \
 	    { sed $(installed_paths) config/$$file > $(DESTDIR)$(SYSCONFDIR)/steerd/$$file && \
 	      chmod 644 $(DESTDIR)$(SYSCONFDIR)/steerd/$$file; } || exit 1; done
-	find *.md config deploy docs systemd -type f -exec install -D -m 644 {} $(abspath $(doc))/{} \;
+	for file in $(pages); do install -D -m 644 $$file $(doc)/$$file || exit 1; done
 	ln -sfn config/examples $(doc)/examples
 	install -m 644 packaging/copyright $(doc)/copyright
 	install -m 644 target/third-party.txt $(doc)/third-party.txt

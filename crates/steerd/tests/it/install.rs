@@ -70,6 +70,7 @@ fn the_installation_is_complete_and_works() {
     make(root, built, "third-party", &[]);
     make(root, built, "install-files", &[]);
     assert!(!drop_in.exists());
+    assert!(!root.join("usr/share/doc/steerd/deploy/report-kit").exists(), "it needs a checkout");
     for file in FILES {
         assert!(root.join(file).metadata().is_ok_and(|file| file.len() > 0), "{file} is missing");
     }
