@@ -48,7 +48,11 @@ pub(super) const RUN: ExitCodes = &[
     (70, "something failed while running"),
     (71, "a worker: core not available, not enough memory or locked memory"),
     (73, "the HTTP address or the socket of the API cannot be used"),
-    (78, "the settings are wrong (file, STEERD_ variable or flag), or name too many workers"),
+    (
+        78,
+        "the settings are wrong (file, STEERD_ variable or flag), or ask for workers or filters that\n\
+         the NIC does not have",
+    ),
     (130, "terminated by a second Ctrl-C"),
 ];
 
