@@ -112,7 +112,7 @@ SYSUSERSDIR ?= $(PREFIX)/lib/sysusers.d
 BUILT ?= target/release
 share := $(DESTDIR)$(PREFIX)/share
 doc := $(share)/doc/steerd
-# The unit and the settings name the places of a package.
+# The unit, the settings and the man pages name the places of a package.
 installed_paths = 's|/usr/bin/|$(PREFIX)/bin/|g; s|/usr/share/|$(PREFIX)/share/|g; s|/etc/|$(SYSCONFDIR)/|g'
 
 # Of a checkout only what git knows. The report kit is made in a checkout alone.
@@ -158,6 +158,7 @@ install-files:
 	rm -rf target/generated && $(BUILT)/steerd generate target/generated && $(BUILT)/softnic generate target/generated
 	@# steerd runs this program, whose options are its own.
 	echo .so man1/steerd-devices.1 > target/generated/steerd-probe.1
+	sed -i $(installed_paths) target/generated/*.[15]
 	install -m 644 target/generated/*.1 $(share)/man/man1/
 	install -m 644 target/generated/*.5 $(share)/man/man5/
 	install -D -m 644 target/generated/steerd.bash $(share)/bash-completion/completions/steerd

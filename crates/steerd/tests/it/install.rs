@@ -96,6 +96,8 @@ fn the_installation_is_complete_and_works() {
     // A second installation keeps changed settings.
     std::fs::write(root.join("etc/steerd/policy.toml"), "# changed").expect("written");
     make(root, built, "install-files", &["PREFIX=/opt/s"]);
+    let page = read("opt/s/share/man/man1/steerd.1");
+    assert!(page.contains("/opt/s/share/doc/steerd") && !page.contains("/usr/share"), "{page}");
     assert_eq!(read("etc/steerd/policy.toml"), "# changed");
     let unit = read("opt/s/lib/systemd/system/steerd.service");
     assert!(unit.contains("\nExecStart=/opt/s/bin/steerd run --config /etc/steerd/steerd.toml\n"), "{unit}");
