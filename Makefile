@@ -281,8 +281,10 @@ loom: deps-build ## the rings of softnic, the cursors below rings, the flow tabl
 # Without optimisation: each runs for seconds, and building it takes minutes.
 install_tool = CARGO_PROFILE_DEV_DEBUG=0 $(CARGO) install --locked --quiet --debug --root $(TOOLS)
 
+# Of one version, because it decides what is in the package.
+CARGO_DEB := 3.8.0
 cargo-deb:
-	@command -v cargo-deb >/dev/null || $(install_tool) cargo-deb
+	@[ "$$(cargo-deb --version 2>/dev/null)" = 'cargo-deb $(CARGO_DEB)' ] || $(install_tool) cargo-deb@$(CARGO_DEB)
 
 cargo-fuzz:
 	@command -v cargo-fuzz >/dev/null || $(install_tool) cargo-fuzz
