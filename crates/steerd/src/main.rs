@@ -29,6 +29,8 @@ mod telemetry;
 mod terminal;
 mod traffic;
 
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::panic::PanicHookInfo;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -52,7 +54,10 @@ const STDERR_TIMEOUT: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     signals::hold();
-    let command = Cli::parse().command;
+    if output::stderr_is_journal() {
+        std::panic::set_hook(Box::new(print_panic));
+    }
+    let command = parsed().command;
     let is_service = matches!(command, Command::Run(_));
     if !is_service {
         signals::release();
@@ -97,5 +102,26 @@ fn main() -> ExitCode {
             });
             ExitCode::from(if is_service { error.service_exit_code() } else { error.exit_code() })
         }
+    }
+}
+
+/// The command line. An error of it, or a text that it asks for, is printed here and ends the process.
+fn parsed() -> Cli {
+    Cli::try_parse().unwrap_or_else(|error| {
+        if error.use_stderr() && output::stderr_is_journal() {
+            output::print_error(&error.to_string());
+            std::process::exit(error.exit_code());
+        }
+        error.exit()
+    })
+}
+
+/// Prints a panic as the standard library does, with the priority of an error.
+fn print_panic(panic: &PanicHookInfo<'_>) {
+    let thread = std::thread::current();
+    output::print_error(&format!("thread '{}' {panic}", thread.name().unwrap_or("<unnamed>")));
+    let backtrace = Backtrace::capture();
+    if backtrace.status() == BacktraceStatus::Captured {
+        output::print_error(&backtrace.to_string());
     }
 }

@@ -147,6 +147,7 @@ fn messages_in_the_journal_have_the_priority_of_their_severity() {
     };
     for (args, status, priority, message) in [
         (&["run", "--config", "/nonexistent.toml"][..], 78, "<3>", "steerd: "),
+        (&["run", "--nonsense"], 2, "<3>", "'--nonsense'"),
         (&["check", &wrong, "--model", "ideal"], 1, "<3>", "`rulez`"),
         (&["check", &empty, "--model", "ideal"], 0, "<4>", "the policy has no rules"),
         (&["import", "ethtool", &listing], 0, "<4>", "listing:"),
