@@ -72,8 +72,11 @@ impl Image {
             arguments => command.args(arguments),
         };
         let output = command.output().expect("it runs");
-        if ["unshare: ", "mount: ", "chroot: "].iter().any(|refused| stderr(&output).starts_with(refused)) {
-            not_run("the program of an image", stderr(&output).trim());
+        let text = stderr(&output);
+        // A program that cannot be run is a fault of the image.
+        let is_broken = text.starts_with("chroot: failed to run command");
+        if !is_broken && ["unshare: ", "mount: ", "chroot: "].iter().any(|refused| text.starts_with(refused)) {
+            not_run("the program of an image", text.trim());
             return None;
         }
         Some(output)
