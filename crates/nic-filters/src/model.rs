@@ -208,7 +208,11 @@ impl FilterModel {
     /// The text is no model.
     pub fn parse(file: &Path, text: &str) -> Result<Self, ModelError> {
         let invalid = |problem: String| ModelError::Invalid { file: file.to_owned(), problem };
-        let model: Self = toml::from_str(text).map_err(|error| invalid(error.to_string()))?;
+        // The text of the error has lines of the file, which may be any file.
+        let model: Self = toml::from_str(text).map_err(|error| {
+            let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+            invalid(format!("line {}: {}", before.matches('\n').count() + 1, error.message()))
+        })?;
         model.check().map_err(invalid)?;
         Ok(model)
     }
@@ -373,5 +377,12 @@ mod tests {
             problem("fields = []\norder = 'location'\ndriver_chooses_location = true").contains("chosen")
         );
         assert!(problem("fields = []\nfilters = 0").contains("no model"));
+    }
+
+    #[test]
+    fn lines_of_a_file_that_is_no_model_are_not_shown() {
+        let error = FilterModel::parse(Path::new("shadow"), "# users\nroot:$6$secret:19000:0\n").unwrap_err();
+        let text = error.to_string();
+        assert!(text.starts_with("shadow: line 2: ") && !text.contains("secret"), "{text}");
     }
 }

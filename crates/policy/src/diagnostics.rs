@@ -194,11 +194,12 @@ impl Excerpt {
 
 impl fmt::Display for Excerpt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Diagnostic { file, line, column, message, .. } = &self.0;
+        let Diagnostic { file, line, column, message, source, .. } = &self.0;
         // With an excerpt miette prints the place; without one the message contains it.
         match self.may_quote() {
             true => f.write_str(message),
-            false => write!(f, "{file}:{line}:{column}: {message}"),
+            false if source.inner().has_lines() => write!(f, "{file}:{line}:{column}: {message}"),
+            false => write!(f, "{file}: {message}"),
         }
     }
 }

@@ -47,13 +47,15 @@ impl Source {
     /// Returns the text as one that diagnostics do not quote until [`quote`](Self::quote) is called.
     ///
     /// A policy may name any file as a set or an include, and the daemon that reads it may be root. Messages
-    /// go to logs that other users read, so they give the place in such a file and not its content.
-    pub(crate) fn unquoted(self) -> Self {
+    /// go to logs that other users read, so they give the place in such a file and not its content. The same
+    /// goes for any other file that need not be what it is taken for.
+    #[must_use]
+    pub fn unquoted(self) -> Self {
         Self { may_be_quoted: OnceLock::new(), ..self }
     }
 
     /// Allows diagnostics to show the text, also those that exist already.
-    pub(crate) fn quote(&self) {
+    pub fn quote(&self) {
         // An error means that it is set already.
         let _ = self.may_be_quoted.set(());
     }

@@ -15,6 +15,9 @@ const MAX_BYTES: u64 = 1 << 20;
 /// groups, tens of milliseconds for each packet.
 const MAX_NS_PER_GROUP: u32 = 10_000;
 
+/// The file as a whole, in place of a key.
+const WHOLE: &str = "device model";
+
 /// Why a device model cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -80,10 +83,16 @@ impl DeviceModel {
     /// # Errors
     /// [`LoadError::Invalid`].
     pub fn parse(file: &Path, text: &str) -> Result<Self, LoadError> {
+        let is_toml = toml::de::DeTable::parse(text).is_ok();
         let unreadable = |error: toml::de::Error| {
             let at = error.span().map_or(0, |span| span.start);
             let hint = "the keys are those of config/device-model.toml".to_owned();
-            invalid(file, text, at, error.message().to_owned(), hint)
+            let mut invalid = invalid(file, text, at, error.message().to_owned(), hint);
+            // The line of another file may be anything, and is not shown.
+            if let (LoadError::Invalid { key, .. }, false) = (&mut invalid, is_toml) {
+                WHOLE.clone_into(key);
+            }
+            invalid
         };
         let mut profile: Self = toml::from_str(text).map_err(unreadable)?;
         profile.emulation = emulation(profile.personality, text).map_err(unreadable)?;
@@ -204,7 +213,7 @@ fn invalid(file: &Path, text: &str, at: usize, problem: String, hint: String) ->
     let start = words.get(..column).and_then(|left| left.rfind(['{', ','])).map_or(0, |place| place + 1);
     let key = words.get(start..).unwrap_or_default().split('=').next().unwrap_or_default();
     let key = key.trim_matches(|c: char| c.is_whitespace() || "[]{}\"".contains(c));
-    let key = if key.is_empty() || key.starts_with('#') { "device model" } else { key };
+    let key = if key.is_empty() || key.starts_with('#') { WHOLE } else { key };
     LoadError::Invalid { file: file.to_owned(), line, key: key.to_owned(), problem, hint }
 }
 
@@ -358,6 +367,8 @@ mod tests {
             let error = refused(&format!("{LEAST}{row}\n"));
             assert!(error.contains(words) && error.contains("hint"), "{error}: {words}");
         }
+        let other = refused("# users\nroot:$6$secret:19000:0\n");
+        assert!(other.starts_with("nic.toml:2: device model: ") && !other.contains("secret"), "{other}");
         let huge = refused(&LEAST.replace("= 8", "= 65537"));
         assert!(huge.contains("nic.toml:2: priorities: 65537 is outside 2..=65536"), "{huge}");
         let row = "{ feature = \"ttl\", errno = \"EINVAL\", source = \"x\" }";

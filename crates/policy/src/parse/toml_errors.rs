@@ -25,6 +25,8 @@ pub struct DocumentKind {
     pub form: &'static str,
     /// The remedy for a table whose header is not closed.
     pub tables: &'static str,
+    /// The remedy for a text that is not TOML and must not be quoted ([`Source::unquoted`]).
+    pub whole: &'static str,
 }
 
 /// A policy and the files that it includes.
@@ -32,6 +34,7 @@ pub(super) const POLICY: DocumentKind = DocumentKind {
     name: "a policy",
     form: "begin with version = 1; tables are [groups.NAME] and [[rules]]",
     tables: "write [[rules]] for a rule, [groups.NAME] for a group",
+    whole: "an included file must be a complete policy in TOML",
 };
 
 /// A problem that the TOML parser found.
@@ -46,7 +49,8 @@ struct Found<'e> {
 /// use std::sync::Arc;
 /// use policy::{DocumentKind, Source};
 ///
-/// let kind = DocumentKind { name: "the file", form: "begin with [table]", tables: "write [table]" };
+/// let (form, whole) = ("begin with [table]", "it has tables in TOML");
+/// let kind = DocumentKind { name: "the file", form, tables: "write [table]", whole };
 /// let source = Arc::new(Source::new("s.toml", "[table]\nlisten = \"off\n"));
 /// let problems = policy::read_document(&source, &kind).unwrap_err();
 /// assert_eq!(problems.to_string(), "s.toml:2:10: error: not TOML: this string is never closed (write \" at its end)");
@@ -92,8 +96,7 @@ fn report(reader: &mut Reader, text: &str, found: &[Found<'_>], kind: &DocumentK
             "duplicate key" => "a key is defined twice".to_owned(),
             message => parser_message(message),
         };
-        let hint = "an included file must be a complete policy in TOML";
-        return reader.error_with(first.span.clone(), message, "here", hint);
+        return reader.error_with(first.span.clone(), message, "here", kind.whole);
     }
     // Lines after an unclosed string or bracket, where the parser's findings are guesses.
     let mut guesses: Vec<Range<u32>> = Vec::new();

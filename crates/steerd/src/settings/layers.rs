@@ -3,6 +3,9 @@
 //! `settings::load_with` pushes them lowest first. A layer keeps its text, so that a problem has the place
 //! "steerd.toml:12:5", or the variable or option that gives the value. Values are checked for their types
 //! only.
+//!
+//! Diagnostics show the text of a file once it is known for a settings file, as any file may be named, and
+//! never that of a variable, which may be the value of a variable of the policy.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -30,6 +33,7 @@ const SETTINGS: DocumentKind = DocumentKind {
     name: "a settings file",
     form: "begin with a section, such as [device]; config/steerd.toml has all of them",
     tables: "write [SECTION], or [[softnic.ports]] for a port",
+    whole: "settings are TOML, as in config/steerd.toml",
 };
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,22 +137,29 @@ impl Layer {
     }
 
     fn of_file(origin: Origin, text: String) -> Result<Self, Problems> {
-        let source = Arc::new(Source::new(origin.name(), text.as_str()));
+        let source = Arc::new(Source::new(origin.name(), text.as_str()).unquoted());
         Self::parse(origin, source, text)
     }
 
     fn of_value(origin: Origin, value: &str, text: String) -> Result<Self, Problems> {
-        let source = Arc::new(Source::value(origin.name(), value));
+        let source = Source::value(origin.name(), value);
+        let is_variable = matches!(origin, Origin::Variable(_));
+        let source = Arc::new(if is_variable { source.unquoted() } else { source });
         Self::parse(origin, source, text)
     }
 
     /// # Errors
     /// The text is not TOML. Other problems are in the layer.
     fn parse(origin: Origin, source: Arc<Source>, text: String) -> Result<Self, Problems> {
-        let parsed = Arc::new(Source::new(source.name.as_str(), text.as_str()));
+        let parsed = Arc::new(Source::new(source.name.as_str(), text.as_str()).unquoted());
         let tree = policy::read_document(&parsed, &SETTINGS)?;
         let at = |span| place_of(&origin, &source, span);
         let Document { table, problems, incomplete, .. } = document::read::<Settings>(tree.get_ref(), &at);
+        let is_file = matches!(origin, Origin::BuiltIn(_) | Origin::File(_));
+        // A section of it is one of the settings.
+        if is_file && !table.is_empty() {
+            source.quote();
+        }
         Ok(Self { origin, source, text, table, problems, incomplete })
     }
 
@@ -198,7 +209,7 @@ impl Layers {
             let nowhere = Arc::new(Source::value("settings", ""));
             Problems::from(Place::new(&nowhere, 0..0).error(error.to_string(), ""))
         })?;
-        let source = Arc::new(Source::value("settings", text));
+        let source = Arc::new(Source::value("settings", text).unquoted());
         let tree = policy::read_document(&source, &SETTINGS)?;
         let read = document::read::<Settings>(tree.get_ref(), &|span| Place::new(&source, span));
         if read.problems.is_empty() { Ok(read.values) } else { Err(read.problems.into()) }
@@ -272,7 +283,7 @@ fn read(path: &Path) -> Result<String, Problems> {
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         let text = String::from_utf8_lossy(&error.as_bytes()[..at]).into_owned();
-        let place = Place::new(&Arc::new(Source::new(name.as_str(), text)), at..at);
+        let place = Place::new(&Arc::new(Source::new(name.as_str(), text).unquoted()), at..at);
         place.error("this byte is not UTF-8", "here").hint("save the file as UTF-8").into()
     })
 }

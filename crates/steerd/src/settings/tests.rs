@@ -33,6 +33,30 @@ fn problem(text: &str, environment: &[(&str, &str)]) -> String {
     load_text(text, environment).expect_err("must be refused").diagnostics.to_string()
 }
 
+/// Also as on a terminal, with the marked text.
+#[test]
+fn texts_that_are_no_settings_are_not_shown() {
+    let secret = "$6$salt";
+    for (text, environment, place) in [
+        ("root:$6$salt/hash:19000:0:99999:7:::\n", vec![], ":1:"),
+        ("password = $6$salt\n", vec![], ":1:"),
+        ("a = \"$6$salt\na = 1\n", vec![], ":1:"),
+        ("password = \"$6$salt\"\n", vec![], ":1:1: "),
+        ("", vec![("STEERD_POLICY__VARIABLES", "$6$salt")], "STEERD_POLICY__VARIABLES: "),
+        ("", vec![("STEERD_POLICY__VARIABLES", "{ key = \"$6$salt")], "STEERD_POLICY__VARIABLES: "),
+        ("", vec![("STEERD_POLICY__VARIABLS__KEY", "$6$salt")], "STEERD_POLICY__VARIABLS__KEY: "),
+        ("", vec![("STEERD_POLICY__VARIABLES__", "$6$salt")], "STEERD_POLICY__VARIABLES__: "),
+    ] {
+        let problems = load_text(text, &environment).expect_err(text).diagnostics;
+        for shown in [problems.to_string(), problems.excerpts()] {
+            assert!(shown.contains(place.trim_end()) && !shown.contains(secret), "{shown}");
+        }
+    }
+    // A settings file is shown.
+    let problems = load_text("[http]\nlisten = 9464\n", &[]).expect_err("a number").diagnostics;
+    assert!(problems.excerpts().contains("listen = 9464"), "{}", problems.excerpts());
+}
+
 #[test]
 fn the_built_in_settings_stand_on_their_own() {
     let loaded = load_with(&Request::default(), &[]).expect("defaults");
