@@ -229,7 +229,7 @@ pub enum WireError {
         end: char,
         /// The process that has it.
         holder: LinkPeer,
-        /// The user of this process.
+        /// The user that trusts no others: that of this process, or the one that is checked for.
         user: u32,
     },
     /// A system call for a link failed.

@@ -4,7 +4,6 @@ use std::fmt;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use rustix::io::Errno;
-use rustix::process::geteuid;
 
 /// A process at the other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,14 +32,51 @@ impl LinkPeer {
         Ok(Self { process: credentials.pid, user: credentials.uid })
     }
 
-    /// Returns whether it runs as the same user or as root.
-    pub(crate) fn is_trusted(self) -> bool {
-        self.user == geteuid().as_raw() || self.user == 0
+    /// Returns whether it runs as this user or as root.
+    pub(crate) fn is_trusted_by(self, user: u32) -> bool {
+        self.user == user || self.user == 0
     }
 }
 
 impl fmt::Display for LinkPeer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "process {} of user {}", self.process, self.user)
+    }
+}
+
+/// The user whose rights on files this thread has: that of the process, unless the thread checks what another
+/// user could do (setfsuid(2)).
+pub(crate) fn user_of_thread() -> u32 {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    // Real, effective, saved set, and file system id (proc_pid_status(5)).
+    let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    let of_files = ids.and_then(|ids| ids.split_whitespace().nth(3)?.parse().ok());
+    of_files.unwrap_or_else(|| rustix::process::geteuid().as_raw())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_trusts_own_processes_and_those_of_root() {
+        let of = |user| LinkPeer { process: 1, user };
+        assert_eq!([of(7), of(0), of(8)].map(|peer| peer.is_trusted_by(7)), [true, true, false]);
+    }
+
+    /// Only root can become another user.
+    #[test]
+    fn a_thread_checks_for_the_user_whose_rights_it_has() {
+        let own = rustix::process::geteuid();
+        assert_eq!(user_of_thread(), own.as_raw());
+        if !own.is_root() {
+            return;
+        }
+        let of_other = std::thread::spawn(|| {
+            // SAFETY: the call has no preconditions; it changes an id of this thread, which then ends.
+            unsafe { libc::setfsuid(65_534) };
+            user_of_thread()
+        });
+        assert_eq!(of_other.join().ok(), Some(65_534));
     }
 }

@@ -25,7 +25,7 @@ use rustix::process::geteuid;
 use super::ring::{MEMORY_BYTES, RingReceiver, RingSender, SharedMemory};
 use super::{LinkConfig, LinkEnd};
 use crate::WireError;
-use crate::link_peer::LinkPeer;
+use crate::link_peer::{LinkPeer, user_of_thread};
 
 /// The first message of both ends. It names the layout, so that builds with different layouts do not connect.
 const GREETING: [u8; 16] = *b"softnic link 2\0\0";
@@ -61,15 +61,17 @@ fn failed(config: &LinkConfig, operation: &'static str) -> impl Fn(Errno) -> Wir
 }
 
 impl Endpoint {
-    /// Checks that the end is free, and that the other one is not another user's.
+    /// Checks that the end is free, and that the other one is not another user's, for the user whose rights
+    /// this thread has.
     pub(super) fn check(config: &LinkConfig) -> Result<(), WireError> {
+        let user = user_of_thread();
         let named = |end| address(config, end).map_err(failed(config, "naming the socket"));
         let own = probe(&named(config.end)?);
         if own != Probe::Free {
-            return Err(taken(config, config.end, own.holder()));
+            return Err(taken(config, config.end, own.holder(), user));
         }
-        match probe(&named(config.end.other())?).holder().filter(|holder| !holder.is_trusted()) {
-            Some(stranger) => Err(taken(config, config.end.other(), Some(stranger))),
+        match probe(&named(config.end.other())?).holder().filter(|holder| !holder.is_trusted_by(user)) {
+            Some(stranger) => Err(taken(config, config.end.other(), Some(stranger), user)),
             None => Ok(()),
         }
     }
@@ -80,12 +82,14 @@ impl Endpoint {
         let peer = address(config, config.end.other()).map_err(failed("naming the socket"))?;
         let socket = new_socket().map_err(failed("socket"))?;
         match bind(&socket, &own) {
-            Err(Errno::ADDRINUSE) => return Err(taken(config, config.end, probe(&own).holder())),
+            Err(Errno::ADDRINUSE) => {
+                return Err(taken(config, config.end, probe(&own).holder(), own_user()));
+            }
             bound => bound.map_err(failed("bind"))?,
         }
         listen(&socket, MAX_PENDING as i32).map_err(failed("listen"))?;
-        if let Some(stranger) = probe(&peer).holder().filter(|holder| !holder.is_trusted()) {
-            return Err(taken(config, config.end.other(), Some(stranger)));
+        if let Some(stranger) = probe(&peer).holder().filter(|holder| !holder.is_trusted_by(own_user())) {
+            return Err(taken(config, config.end.other(), Some(stranger), own_user()));
         }
         Ok(Self { config: config.clone(), socket, peer, pending: Vec::new(), logged_stranger: false })
     }
@@ -130,7 +134,7 @@ impl Endpoint {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let Ok(connection) = accept_with(&self.socket, flags) else { return };
             match LinkPeer::of(&connection) {
-                Ok(peer) if peer.is_trusted() => {
+                Ok(peer) if peer.is_trusted_by(own_user()) => {
                     // The oldest connection without a greeting is dropped.
                     if self.pending.len() == MAX_PENDING {
                         self.pending.remove(0);
@@ -154,7 +158,7 @@ impl Endpoint {
             let connection = new_socket().ok()?;
             connect(&connection, &self.peer).ok()?;
             match LinkPeer::of(&connection).ok()? {
-                peer if peer.is_trusted() => {}
+                peer if peer.is_trusted_by(own_user()) => {}
                 stranger => {
                     self.reject(stranger);
                     return None;
@@ -222,13 +226,16 @@ fn probe(address: &SocketAddrUnix) -> Probe {
     }
 }
 
-/// The error for a name in use, by this user or another one.
-fn taken(config: &LinkConfig, end: LinkEnd, holder: Option<LinkPeer>) -> WireError {
+/// The user of this process.
+fn own_user() -> u32 {
+    geteuid().as_raw()
+}
+
+/// The error for a name in use, by `user` or another one.
+fn taken(config: &LinkConfig, end: LinkEnd, holder: Option<LinkPeer>, user: u32) -> WireError {
     let (link, end) = (config.name.to_string(), end.letter());
     match holder {
-        Some(holder) if !holder.is_trusted() => {
-            WireError::LinkForeign { link, end, holder, user: geteuid().as_raw() }
-        }
+        Some(holder) if !holder.is_trusted_by(user) => WireError::LinkForeign { link, end, holder, user },
         holder => {
             let holder = holder.map_or_else(|| "another process".to_owned(), |holder| holder.to_string());
             WireError::LinkTaken { link, end, holder }

@@ -73,6 +73,12 @@ impl Running {
             Error::Wire { source: WireError::LinkTaken { link, end, holder }, .. } if is_it(holder) => {
                 holds(format!("link `{link}`: end `{end}`"))
             }
+            // It runs as another user than the one that is checked for.
+            Error::Wire { source: WireError::LinkForeign { link, end, holder, .. }, .. }
+                if u32::try_from(holder.process) == Ok(self.status.pid) =>
+            {
+                holds(format!("link `{link}`: end `{end}`"))
+            }
             Error::Wire {
                 source: WireError::Xdp { source: XdpError::Occupied { interface, .. } }, ..
             } if self.has_wire(interface) => holds(format!("the XDP program of `{interface}`")),
