@@ -1,6 +1,8 @@
 //! The daemon that runs with the same settings, and what it holds: the checks meet its address, its links and
 //! its interfaces, which are free before the next start.
 
+use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use steerd_client::api::ApiClient;
@@ -65,8 +67,8 @@ impl Running {
             holder.strip_prefix(&own).is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()))
         };
         match error {
-            Error::Http(http::Error::Bind { address, .. })
-                if self.status.http.as_deref() == Some(address.to_string().as_str()) =>
+            Error::Http(http::Error::Bind { address, source })
+                if source.kind() == io::ErrorKind::AddrInUse && self.keeps_from(*address) =>
             {
                 holds(format!("http.listen: {address}"))
             }
@@ -90,8 +92,56 @@ impl Running {
         }
     }
 
+    /// Whether its listener keeps others from an address.
+    fn keeps_from(&self, wanted: SocketAddr) -> bool {
+        let held = self.status.http.as_deref().and_then(|held| held.parse().ok());
+        held.is_some_and(|held| overlap(held, wanted))
+    }
+
     /// Whether one of its ports is this interface.
     fn has_wire(&self, interface: &str) -> bool {
         self.status.wires.iter().any(|wire| wire.split(" (").next() == Some(interface))
+    }
+}
+
+/// Whether a listener on one of these addresses keeps one on the other from being.
+fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
+    // [::] stands for all addresses of IPv4, too (ipv6(7), IPV6_V6ONLY).
+    let covers = |all: IpAddr, ip: IpAddr| all.is_unspecified() && (all.is_ipv6() || ip.is_ipv4());
+    let [ip, other_ip] = [one, other].map(|address| address.ip().to_canonical());
+    one.port() == other.port() && (ip == other_ip || covers(ip, other_ip) || covers(other_ip, ip))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_held_if_the_listener_is_what_keeps_others_from_it() {
+        let is_held = |held: &str, wanted: &str, why: io::ErrorKind| {
+            let status = Status { http: Some(held.to_owned()), ..Status::default() };
+            let running = Running { status, socket: String::new() };
+            let address = wanted.parse().expect("an address");
+            let source = io::Error::from(why);
+            running.holds(&Error::Http(http::Error::Bind { address, source })).is_some()
+        };
+        for (held, wanted) in [
+            ("127.0.0.1:9100", "127.0.0.1:9100"),
+            ("127.0.0.1:9100", "0.0.0.0:9100"),
+            ("0.0.0.0:9100", "10.0.0.1:9100"),
+            ("[::]:9100", "10.0.0.1:9100"),
+            ("127.0.0.1:9100", "[::]:9100"),
+            ("[::ffff:10.0.0.1]:9100", "10.0.0.1:9100"),
+        ] {
+            assert!(is_held(held, wanted, io::ErrorKind::AddrInUse), "{held} {wanted}");
+            assert!(!is_held(held, wanted, io::ErrorKind::AddrNotAvailable), "{held} {wanted}");
+        }
+        for (held, wanted) in [
+            ("127.0.0.1:9100", "127.0.0.1:9101"),
+            ("127.0.0.1:9100", "10.0.0.1:9100"),
+            ("0.0.0.0:9100", "[::1]:9100"),
+        ] {
+            assert!(!is_held(held, wanted, io::ErrorKind::AddrInUse), "{held} {wanted}");
+        }
     }
 }
