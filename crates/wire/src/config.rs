@@ -590,7 +590,8 @@ impl WireConfig {
         }
     }
 
-    /// Whether frames can pass the live interface now; true of a wire without one. Asks the kernel.
+    /// Whether frames can pass the live interface now; true of a wire without one, and of one whose interface
+    /// [`WireConfig::check`] refuses. Asks the kernel.
     #[must_use]
     pub fn has_carrier(&self) -> bool {
         let name = match self {
@@ -600,7 +601,7 @@ impl WireConfig {
             _ => return true,
         };
         let found = Interface::find(name).and_then(|found| Ok((question_socket(name)?, found.index)));
-        found.is_ok_and(|(socket, index)| link_of(socket.as_fd(), index).0 == Link::Up)
+        found.map_or(true, |(socket, index)| link_of(socket.as_fd(), index).0 == Link::Up)
     }
 
     /// A description of the wire for a log line, as far as it is known before it is opened

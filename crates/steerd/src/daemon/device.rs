@@ -486,7 +486,7 @@ pub(super) fn check_wires(settings: &Settings) -> Vec<Error> {
 /// Checks that the device can be used, with all of its ports in use and its limits. Creates nothing on a real
 /// device. `is_running`: a daemon has a context of it.
 pub(super) fn check(settings: &Settings, is_running: bool) -> Vec<Error> {
-    let mut errors: Vec<Error> = check_soft(settings).into_iter().collect();
+    let mut errors = check_soft(settings);
     // They are checked on their own.
     let Ok(cores) = cores::of_workers(settings, &HostCores::of(settings)) else { return errors };
     let TargetDevice { profile, real, mtus } = match profile(settings) {
@@ -511,31 +511,32 @@ pub(super) fn check(settings: &Settings, is_running: bool) -> Vec<Error> {
 }
 
 /// Checks that soft NICs of the settings can be made, and that frames can pass their ports in use.
-fn check_soft(settings: &Settings) -> Option<Error> {
+fn check_soft(settings: &Settings) -> Vec<Error> {
     let nic = &settings.softnic;
+    let mut errors = Vec::new();
     let own = settings.chooses_soft().then_some((&nic.name, &nic.ports));
     let others = nic.others.iter().map(|other| (&other.name, &other.ports));
     for (name, ports) in others.chain(own) {
         let personality = match nic.personality() {
             Ok(personality) => personality,
-            Err(error) => return Some(error.into()),
+            Err(error) => return vec![error.into()],
         };
         let port = |port: &SoftNicPort| PortConfig { wire: Box::new(NullWire), mtu_bytes: port.mtu_bytes() };
         let (ports, drive) = (ports.iter().map(port).collect(), Drive::Inline);
         let config = SoftNicConfig { name: name.clone(), personality, ports, drive };
-        if let Err(source) = SoftNic::check(&config) {
-            return Some(Error::SoftNic { nic: name.clone(), source });
-        }
+        let checked = SoftNic::check(&config);
+        errors.extend(checked.err().map(|source| Error::SoftNic { nic: name.clone(), source }));
     }
     let in_use = settings.device.ports.iter().filter(|_| settings.chooses_soft());
     let is_down = |port: &&u8| {
         let port = nic.ports.get(usize::from(**port).wrapping_sub(1));
-        port.is_some_and(|port| port.wire.check().is_ok() && !port.wire.has_carrier())
+        port.is_some_and(|port| !port.wire.has_carrier())
     };
-    in_use.copied().collect::<Vec<_>>().iter().find(is_down).map(|port| {
+    errors.extend(in_use.filter(is_down).map(|port| {
         let (device, state) = (nic.name.clone(), PortState::Down.to_string());
         Error::Device(control::ControlError::PortDown { device, port: *port, state })
-    })
+    }));
+    errors
 }
 
 /// Checks the ports of a real device, and the queues for so many workers.

@@ -46,8 +46,12 @@ fn an_interface_without_a_carrier_is_down() {
         until(WireState::Down, &mut right);
         assert_eq!(right.transmit(&frame(1, 60).build()), Err(TransmitError::Down));
         assert_eq!(open("right").unwrap().state(), WireState::Down, "from the first moment on");
+        let has_carrier = |wire: &str| wire.parse::<crate::WireConfig>().unwrap().has_carrier();
+        assert!(!has_carrier("af_packet:right") && !has_carrier("af_xdp:right"));
+        assert!(has_carrier("af_packet:left"), "it is down, which is another error");
         ip("link set left up").unwrap();
         until(WireState::Live, &mut right);
+        assert!(has_carrier("af_packet:right"));
         until(WireState::Live, &mut left);
     });
 }
