@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use stable_deref_trait::StableDeref;
 
-use crate::available::hugepage_limit;
+use crate::available::{hugepage_limit, text_of};
 use crate::error::MAX_ARENA_BYTES;
 use crate::free_list::FreeList;
 use crate::mapping::Mapping;
@@ -34,7 +34,7 @@ fn group_limit(kind: PageKind, bytes: usize) -> Option<(PathBuf, u64)> {
     if !matches!(kind, PageKind::Huge1G | PageKind::Huge2M) {
         return None;
     }
-    hugepage_limit(kind.page_bytes(), bytes).map(|limit| (limit.file, limit.bytes))
+    hugepage_limit(kind.page_bytes(), bytes, text_of).map(|limit| (limit.file, limit.bytes))
 }
 
 impl ArenaOptions {

@@ -18,12 +18,14 @@ pub(crate) struct Available {
     pub(crate) group: Option<PathBuf>,
 }
 
-/// The smallest of all limits; `None` when there is nothing to read.
-pub(crate) fn available() -> Option<Available> {
-    available_by(|path| fs::read_to_string(path).ok())
+/// The text of a file of this host; `None` if it cannot be read.
+pub(crate) fn text_of(path: &Path) -> Option<String> {
+    fs::read_to_string(path).ok()
 }
 
-fn available_by(read: impl Fn(&Path) -> Option<String>) -> Option<Available> {
+/// The smallest of all limits; `None` when there is nothing to read. `read`: [`text_of`], or that of another
+/// host.
+pub(crate) fn available(read: impl Fn(&Path) -> Option<String>) -> Option<Available> {
     let meminfo = read(Path::new("/proc/meminfo"));
     let host = meminfo.as_deref().and_then(host_bytes).map(|bytes| Available { bytes, group: None });
     let memberships = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
@@ -42,11 +44,7 @@ pub(crate) struct HugepageLimit {
 }
 
 /// The tightest limit of the groups of this process that leaves less than so many bytes of hugepages.
-pub(crate) fn hugepage_limit(page_bytes: usize, bytes: usize) -> Option<HugepageLimit> {
-    hugepage_limit_by(page_bytes, bytes, |path| fs::read_to_string(path).ok())
-}
-
-fn hugepage_limit_by(
+pub(crate) fn hugepage_limit(
     page_bytes: usize,
     bytes: usize,
     read: impl Fn(&Path) -> Option<String>,
@@ -166,7 +164,7 @@ mod tests {
             let (_, text) = files.iter().find(|(name, _)| Path::new(name) == path)?;
             Some((*text).to_owned())
         };
-        available_by(read).map(|found| (found.bytes, found.group.map(|group| group.display().to_string())))
+        available(read).map(|found| (found.bytes, found.group.map(|group| group.display().to_string())))
     }
 
     #[test]
@@ -176,7 +174,7 @@ mod tests {
                 let (_, text) = files.iter().find(|(name, _)| Path::new(name) == path)?;
                 Some((*text).to_owned())
             };
-            let found = hugepage_limit_by(page_bytes, bytes, read)?;
+            let found = hugepage_limit(page_bytes, bytes, read)?;
             Some((found.bytes >> 20, found.file.display().to_string()))
         };
         let version_2 = [

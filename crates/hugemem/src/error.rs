@@ -38,6 +38,14 @@ pub enum HugememError {
     },
 }
 
+impl HugememError {
+    /// Whether more free memory would help.
+    #[must_use]
+    pub fn is_shortage(&self) -> bool {
+        matches!(self, Self::Map { refused, .. } if refused.iter().any(HugememWarning::is_shortage))
+    }
+}
+
 fn listed(warnings: &[HugememWarning]) -> String {
     warnings.iter().map(|warning| format!("\n  {warning}")).collect()
 }
@@ -76,6 +84,14 @@ pub enum HugememWarning {
         /// The kernel's error.
         source: io::Error,
     },
+}
+
+impl HugememWarning {
+    /// Whether more free memory would help: the system gives such pages, and has too few.
+    #[must_use]
+    pub fn is_shortage(&self) -> bool {
+        matches!(self, Self::Refused { source, .. } if source.kind() == io::ErrorKind::OutOfMemory)
+    }
 }
 
 impl fmt::Display for HugememWarning {

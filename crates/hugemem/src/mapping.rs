@@ -2,13 +2,14 @@
 //! returns no references to its bytes.
 
 use std::ffi::c_void;
+use std::path::Path;
 use std::ptr::NonNull;
-use std::{fs, io, ptr};
+use std::{io, ptr};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::PageKind;
-use crate::available::{Available, available};
+use crate::available::{Available, available, text_of};
 
 /// The most NUMA nodes of any Linux kernel (CONFIG_NODES_SHIFT is at most 10).
 const MAX_NUMA_NODES: u32 = 1024;
@@ -36,14 +37,14 @@ impl Mapping {
             PageKind::Huge1G => Self::anonymous(bytes, MapFlags::HUGETLB | MapFlags::HUGE_1GB),
             PageKind::Huge2M => Self::anonymous(bytes, MapFlags::HUGETLB | MapFlags::HUGE_2MB),
             PageKind::Transparent => {
-                transparent_allowed()?;
-                memory_available(bytes)?;
+                transparent_allowed(text_of)?;
+                memory_available(available(text_of), bytes)?;
                 let mapping = Self::aligned(bytes, kind.page_bytes())?;
                 mapping.advise(Advice::LinuxHugepage)?;
                 Ok(mapping)
             }
             PageKind::Plain => {
-                memory_available(bytes)?;
+                memory_available(available(text_of), bytes)?;
                 Self::aligned(bytes, kind.page_bytes())
             }
         }
@@ -181,9 +182,9 @@ pub(crate) fn may_touch(refused: io::Error, kind: PageKind, bound: bool) -> io::
 }
 
 /// With `never` the kernel accepts MADV_HUGEPAGE and ignores it (Documentation/admin-guide/mm/transhuge.rst).
-pub(crate) fn transparent_allowed() -> io::Result<()> {
-    match fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled") {
-        Ok(text) if text.contains("[never]") => {
+pub(crate) fn transparent_allowed(read: impl Fn(&Path) -> Option<String>) -> io::Result<()> {
+    match read(Path::new("/sys/kernel/mm/transparent_hugepage/enabled")) {
+        Some(text) if text.contains("[never]") => {
             Err(io::Error::new(io::ErrorKind::Unsupported, "transparent huge pages are switched off"))
         }
         // Without the file, madvise fails with EINVAL if the kernel has no such pages.
@@ -192,9 +193,8 @@ pub(crate) fn transparent_allowed() -> io::Result<()> {
 }
 
 /// Overcommit lets mmap promise memory that populating would then get by killing processes.
-pub(crate) fn memory_available(bytes: usize) -> io::Result<()> {
-    let Some(Available { bytes: available, group }) = available().filter(|found| bytes as u64 > found.bytes)
-    else {
+pub(crate) fn memory_available(found: Option<Available>, bytes: usize) -> io::Result<()> {
+    let Some(Available { bytes: available, group }) = found.filter(|found| bytes as u64 > found.bytes) else {
         return Ok(());
     };
     let whose = group.map_or_else(String::new, |group| format!(" in control group {}", group.display()));
@@ -238,7 +238,7 @@ pub(crate) mod tests {
     #[test]
     fn dropped_mappings_are_unmapped() {
         let virtual_bytes = || -> usize {
-            let statm = fs::read_to_string("/proc/self/statm").unwrap();
+            let statm = text_of(Path::new("/proc/self/statm")).unwrap();
             statm.split(' ').next().unwrap().parse::<usize>().unwrap() * page_bytes()
         };
         let before = virtual_bytes();
