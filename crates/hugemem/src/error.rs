@@ -38,14 +38,6 @@ pub enum HugememError {
     },
 }
 
-impl HugememError {
-    /// Whether more free memory would help.
-    #[must_use]
-    pub fn is_shortage(&self) -> bool {
-        matches!(self, Self::Map { refused, .. } if refused.iter().any(HugememWarning::is_shortage))
-    }
-}
-
 fn listed(warnings: &[HugememWarning]) -> String {
     warnings.iter().map(|warning| format!("\n  {warning}")).collect()
 }

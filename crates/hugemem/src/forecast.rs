@@ -28,6 +28,8 @@ pub struct ArenaForecast {
     reserved: BTreeMap<PageKind, ReservedPages>,
     /// Bytes of ordinary memory.
     memory_bytes: usize,
+    /// Bytes of all arenas, those that were refused among them.
+    asked_bytes: usize,
     /// The text of a file of the host.
     read: fn(&Path) -> Option<String>,
 }
@@ -48,7 +50,7 @@ impl Default for ArenaForecast {
 
 impl ArenaForecast {
     fn of_host(read: fn(&Path) -> Option<String>) -> Self {
-        Self { reserved: BTreeMap::new(), memory_bytes: 0, read }
+        Self { reserved: BTreeMap::new(), memory_bytes: 0, asked_bytes: 0, read }
     }
 
     /// Adds an arena. Returns the refusals before the kind of page that it would get.
@@ -56,8 +58,15 @@ impl ArenaForecast {
     /// # Errors
     /// The errors of [`Arena::map`](crate::Arena::map).
     pub fn add(&mut self, options: &ArenaOptions) -> Result<Vec<HugememWarning>, HugememError> {
+        self.asked_bytes = self.asked_bytes.saturating_add(options.bytes);
         let (_, refused, ()) = first_kind(options, |kind, bytes| self.take(kind, options.numa_node, bytes))?;
         Ok(refused)
+    }
+
+    /// The bytes of all arenas that were added, those that were refused among them.
+    #[must_use]
+    pub fn asked_bytes(&self) -> usize {
+        self.asked_bytes
     }
 
     fn take(&mut self, kind: PageKind, numa_node: Option<u32>, bytes: usize) -> io::Result<()> {
@@ -170,13 +179,21 @@ mod tests {
         ArenaOptions { pages: vec![kind], numa_node, ..ArenaOptions::new("test", bytes) }
     }
 
+    fn is_short(forecast: &mut ArenaForecast, options: &ArenaOptions) -> bool {
+        match forecast.add(options).unwrap_err() {
+            HugememError::Map { refused, .. } => refused.iter().any(HugememWarning::is_shortage),
+            error => panic!("{error}"),
+        }
+    }
+
     #[test]
     fn arenas_take_memory_from_those_after_them() {
         let most = arena(PageKind::Plain, None, 3 << 28);
         let mut forecast = on_example();
         forecast.add(&most).unwrap();
-        assert!(forecast.add(&most).unwrap_err().is_shortage());
+        assert!(is_short(&mut forecast, &most));
         forecast.add(&arena(PageKind::Plain, None, 1 << 28)).unwrap();
+        assert_eq!(forecast.asked_bytes(), 7 << 28, "with the one that was refused");
     }
 
     /// Ten pages are free, one of which is promised, and three can be made.
@@ -184,10 +201,7 @@ mod tests {
     fn arenas_take_reserved_pages_of_the_host_and_of_their_node() {
         let pages = |node, pages: usize| arena(PageKind::Huge2M, node, pages * (2 << 20));
         let mut forecast = on_example();
-        let mut has = |node, count| match forecast.add(&pages(node, count)) {
-            Ok(refused) => refused.is_empty(),
-            Err(error) => !error.is_shortage(),
-        };
+        let mut has = |node, count| forecast.add(&pages(node, count)).is_ok();
         assert!(has(Some(0), 4));
         assert!(has(Some(0), 3), "those that can be made");
         assert!(!has(Some(0), 1), "others are on the other node");
@@ -195,13 +209,13 @@ mod tests {
         assert!(!has(Some(1), 1) && !has(None, 1), "the host has no more");
         let mut forecast = on_example();
         forecast.add(&pages(None, 12)).unwrap();
-        assert!(forecast.add(&pages(Some(0), 1)).unwrap_err().is_shortage());
+        assert!(is_short(&mut forecast, &pages(Some(0), 1)));
     }
 
     #[test]
     fn a_kind_that_the_host_does_not_give_is_no_shortage() {
         for kind in [PageKind::Huge1G, PageKind::Transparent] {
-            assert!(!on_example().add(&arena(kind, None, 1 << 30)).unwrap_err().is_shortage());
+            assert!(!is_short(&mut on_example(), &arena(kind, None, 1 << 30)));
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use hugemem::{Arena, ArenaForecast, ArenaOptions, Block};
+use hugemem::{Arena, ArenaForecast, ArenaOptions, Block, HugememWarning};
 use program::WorkerId;
 use verbs::{
     Access, Allocation, AllocationRequest, CompletionChannel, CompletionFields, CompletionQueue, Context,
@@ -187,18 +187,19 @@ fn map_arena(config: &WorkerConfig, cq_entries: u32) -> Result<Arc<Arena>, Error
     Arena::map(&options).map_err(|source| Error::Arena { worker: config.id, bytes: options.bytes, source })
 }
 
-/// Adds the memory of a worker to a forecast, and logs what it would not get. Nothing is mapped.
+/// Adds the memory of a worker to a forecast. Returns the refusals before the kind of page that it would get.
+/// Nothing is mapped.
 ///
 /// # Errors
 /// A setting is out of its range, or there is no memory for the worker.
-pub fn forecast_memory(config: &WorkerConfig, forecast: &mut ArenaForecast) -> Result<(), Error> {
+pub fn forecast_memory(
+    config: &WorkerConfig,
+    forecast: &mut ArenaForecast,
+) -> Result<Vec<HugememWarning>, Error> {
     config.check()?;
     let options = arena_options(config, config.frames);
     let refused = forecast.add(&options);
-    let refused =
-        refused.map_err(|source| Error::Arena { worker: config.id, bytes: options.bytes, source })?;
-    refused.iter().for_each(|warning| tracing::warn!("{warning}"));
-    Ok(())
+    refused.map_err(|source| Error::Arena { worker: config.id, bytes: options.bytes, source })
 }
 
 /// The domain of the queues. A device without thread domains (mlx4 sets neither `alloc_td` nor

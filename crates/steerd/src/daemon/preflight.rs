@@ -14,7 +14,7 @@ mod collect;
 mod installation;
 mod running;
 
-use hugemem::ArenaForecast;
+use hugemem::{ArenaForecast, HugememError, HugememWarning};
 use nic_filters::FilterModel;
 use program::WorkerId;
 use worker::WorkerConfig;
@@ -199,22 +199,31 @@ fn placement(start: &Start<'_>, _: &mut Findings) {
     }
 }
 
-/// The memory of the workers. A running daemon has its own, which is free before the next start.
+/// The memory of the workers. What is missing beside a running daemon may be free after it.
 fn memory(start: &Start<'_>, found: &mut Findings) {
     let settings = start.settings;
     let Ok(cores) = cores::of_workers(settings, &HostCores::of(settings)) else { return };
     let Ok(frame_bytes) = settings.frame_bytes(&device::known_mtus(settings)) else { return };
-    if let Some(running) = &start.running {
-        found.held.push(running.of_memory());
-        return;
-    }
+    let may_be_freed = |refused: &HugememWarning| start.running.is_some() && refused.is_shortage();
+    let mut is_short = false;
     let mut forecast = ArenaForecast::default();
     for (index, core) in cores.into_iter().enumerate() {
         let config = WorkerConfig { frame_bytes, ..worker_config(settings, WorkerId::of(index), core) };
-        let checked = worker::forecast_memory(&config, &mut forecast).map_err(Error::Worker);
-        if checked.is_err() {
-            return found.add(checked);
-        }
+        let refused = match worker::forecast_memory(&config, &mut forecast) {
+            Ok(refused) => refused,
+            Err(worker::Error::Arena { source: HugememError::Map { refused, .. }, .. })
+                if refused.iter().any(may_be_freed) =>
+            {
+                refused
+            }
+            Err(error) => return found.add(Err(Error::Worker(error))),
+        };
+        let (short, others): (Vec<_>, Vec<_>) = refused.into_iter().partition(may_be_freed);
+        is_short |= !short.is_empty();
+        others.iter().for_each(|warning| tracing::warn!("{warning}"));
+    }
+    if let Some(running) = start.running.as_ref().filter(|_| is_short) {
+        found.held.push(running.of_memory(forecast.asked_bytes()));
     }
 }
 

@@ -14,6 +14,7 @@ use crate::api::{model::Status, socket};
 use crate::daemon::{Error, sinks};
 use crate::settings::{AUTO_SOCKET, Settings};
 use crate::telemetry::http;
+use crate::terminal::numbers::bytes;
 
 /// A sentence about something that the running daemon holds.
 pub(super) struct Held(pub(super) String);
@@ -45,10 +46,11 @@ impl Running {
         format!("api.socket: {} is that of {}", self.socket, self.name())
     }
 
-    /// The sentence about its memory.
-    pub(super) fn of_memory(&self) -> String {
+    /// The sentence about its memory, if so much is not free beside it.
+    pub(super) fn of_memory(&self, needed_bytes: usize) -> String {
         format!(
-            "workers.pages: {} has memory for its workers, which a restart frees: it is not checked",
+            "workers.pages: the workers need {}, not all of which is free as long as {} has memory for its own",
+            bytes(needed_bytes as u64),
             self.name()
         )
     }
