@@ -142,13 +142,8 @@ fn check_policy(args: &CheckArgs, target: Target, start: &mut Option<Findings>) 
         let half = profile.with_half_of_the_priorities();
         let half = || Job::new(&policy, &half, workers).weighted(weights.as_ref()).compile().ok();
         let inputs = &inputs;
-        start.extend(preflight::of_program(&Installation {
-            settings,
-            profile,
-            program,
-            inputs,
-            half: &half,
-        }));
+        let installation = Installation { settings, profile, program, inputs, workers, half: &half };
+        start.extend(preflight::of_program(&installation));
     }
     let counted = counters.map(|counters| CountedShare::of(&job, report.program.as_ref(), &counters));
     let checked = Checked {

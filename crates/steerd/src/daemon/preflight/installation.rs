@@ -12,7 +12,7 @@ use worker::sinks::CheckedPlace;
 use super::collect::collected;
 use super::{Findings, Running, Start};
 use crate::daemon::history::History;
-use crate::daemon::{Error, device, sinks};
+use crate::daemon::{Error, device, last_good, sinks};
 use crate::message::chain;
 use crate::policy_file::Inputs;
 use crate::settings::Settings;
@@ -24,6 +24,7 @@ pub(crate) struct Installation<'p> {
     pub(crate) profile: &'p DeviceModel,
     pub(crate) program: &'p Program,
     pub(crate) inputs: &'p Inputs,
+    pub(crate) workers: usize,
     /// The program for half of the priorities, which a reload may install first.
     pub(crate) half: &'p dyn Fn() -> Option<Program>,
 }
@@ -43,14 +44,22 @@ pub(crate) fn of_program(installation: &Installation<'_>) -> Findings {
 }
 
 impl Installation<'_> {
-    /// Logs a warning if another policy would be in force.
+    /// Logs a warning if the policy was on trial, and which one a start uses.
     fn warn_of_trial(&self) {
         let Some(folder) = self.settings.state.folder() else { return };
-        if History::peek(&folder.join("history.json")).is_unconfirmed(self.inputs) {
-            tracing::warn!(
-                "the policy was on trial and nobody confirmed it: a start uses the last confirmed policy of the history \
-                 (hint: `steerd reload` puts the policy of the file in force)"
-            );
+        let history = History::peek(&folder.join("history.json"));
+        if !history.is_unconfirmed(self.inputs) {
+            return;
+        }
+        let why = "the policy was on trial and nobody confirmed it";
+        match last_good(&history, self.profile, self.workers).and_then(|last| last.past) {
+            Some(number) => tracing::warn!(
+                "{why}: a start uses policy {number} of the history (hint: `steerd reload` puts the policy of the file \
+                 in force)"
+            ),
+            None => tracing::warn!(
+                "{why}: a start uses it all the same, as the history has no confirmed policy that can be used"
+            ),
         }
     }
 
