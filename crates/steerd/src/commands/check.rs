@@ -85,33 +85,95 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Error> {
 }
 
 fn check(args: &CheckArgs) -> Result<(), Error> {
-    let loaded = target::settings_of(&args.policy, args.interface.as_deref(), args.nic_filters)?;
-    let of_policy = loaded.as_ref().map(|loaded| loaded.policy.clone());
-    let here = loaded.as_ref().filter(|_| is_start(args));
-    let mut start = here.map(|loaded| preflight::of_settings(&loaded.settings, args.filter_model.as_ref()));
-    let target = match Target::with(&args.policy, loaded) {
-        Ok(target) => target,
-        Err(error) => return start::without_device(start, of_policy.as_ref(), args.quiet, error),
+    let mut start = None;
+    let of_check = match answered(args, &mut start) {
+        Ok(verdict) => verdict.err(),
+        Err(unanswered) => {
+            unanswered.print(args, start.as_ref())?;
+            Some(unanswered.error)
+        }
     };
-    let of_policy = check_policy(args, target, &mut start);
-    start::ended(start.unwrap_or_default(), of_policy.err())
+    start::ended(start.unwrap_or_default(), of_check)
+}
+
+/// A check that ended before its answer.
+#[derive(Debug)]
+struct Unanswered {
+    error: Error,
+    /// The policy, and the device that it was to be compiled for, as far as they are known.
+    policy: String,
+    profile: String,
+    /// The problems of the policy.
+    diagnostics: Diagnostics,
+}
+
+impl From<Error> for Box<Unanswered> {
+    fn from(error: Error) -> Self {
+        let diagnostics = Diagnostics::default();
+        Self::new(Unanswered { error, policy: String::new(), profile: String::new(), diagnostics })
+    }
+}
+
+impl Unanswered {
+    /// Prints what was found, but for the error and for the problems of the settings, which are printed with
+    /// the error as text.
+    fn print(&self, args: &CheckArgs, start: Option<&Findings>) -> Result<(), OutputError> {
+        if args.policy.printed.format() == Format::Json {
+            return json::unanswered(self, start);
+        }
+        match args.quiet {
+            true => output::print_diagnostics(&errors_of(&self.diagnostics)),
+            false => {
+                output::print_diagnostics(&self.diagnostics);
+                start.into_iter().for_each(start::print_notes);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The verdict, once the answer is printed.
+type Verdict = Result<(), Error>;
+
+/// Finds what a start with the settings would report, and checks the policy.
+fn answered(args: &CheckArgs, start: &mut Option<Findings>) -> Result<Verdict, Box<Unanswered>> {
+    let loaded = target::settings_of(&args.policy, args.interface.as_deref(), args.nic_filters)?;
+    let of_settings = loaded.as_ref().map(|loaded| loaded.policy.clone());
+    let here = loaded.as_ref().filter(|_| is_start(args));
+    *start = here.map(|loaded| preflight::of_settings(&loaded.settings, args.filter_model.as_ref()));
+    let target = Target::with(&args.policy, loaded).map_err(|error| {
+        let mut unanswered = Box::<Unanswered>::from(error);
+        // The problems of its text are reported, too.
+        if let Some(source) = of_settings.filter(|_| start.is_some()) {
+            unanswered.policy = source.to_string();
+            unanswered.diagnostics = policy_file::load(&source).err().unwrap_or_default();
+        }
+        unanswered
+    })?;
+    let (policy, profile) = (target.source.to_string(), target.device.profile.name.clone());
+    check_policy(args, target, start)
+        .map_err(|unanswered| Box::new(Unanswered { policy, profile, ..*unanswered }))
 }
 
 /// Checks the policy for its device, adds the findings about a start with it, and prints the answer.
-fn check_policy(args: &CheckArgs, target: Target, start: &mut Option<Findings>) -> Result<(), Error> {
+fn check_policy(
+    args: &CheckArgs,
+    target: Target,
+    start: &mut Option<Findings>,
+) -> Result<Verdict, Box<Unanswered>> {
     let Target { mut source, device, workers, settings } = target;
     source.traffic = args.traffic.as_ref().map(traffic_of).or(source.traffic);
     let counters = counters(args)?;
     let profile = &device.profile;
-    let mut read = read(args, &source, &profile.name)?;
+    let mut read = read(args, &source)?;
     if read.policy.carves_queues() {
         return match start {
-            Some(_) => Err(refuse_queues(&source, &read.policy)),
-            None => carving::run(args, &source, settings.as_deref(), &read),
+            Some(_) => Err(refused_queues(&source, &read.policy)),
+            None => Ok(carving::run(args, &source, settings.as_deref(), &read)),
         };
     }
     if args.filter_model.is_some() && !uses_nic_filters(settings.as_deref()) {
-        return Err(Error::Daemon(daemon::Error::NoQueues));
+        return Err(Error::Daemon(daemon::Error::NoQueues).into());
     }
     let of_traffic = if args.traffic.is_some() { Error::Capture } else { Error::Traffic };
     let weights = read.weights(source.traffic.as_ref(), counters.as_ref()).map_err(of_traffic)?;
@@ -168,7 +230,7 @@ fn check_policy(args: &CheckArgs, target: Target, start: &mut Option<Findings>) 
     };
     let answered = checked.answer(args);
     *start = checked.start;
-    answered
+    Ok(answered)
 }
 
 /// The report with the actions as the policy has them.
@@ -188,27 +250,21 @@ fn traffic_of(arg: &TrafficArg) -> Traffic {
     }
 }
 
-/// Prints why a policy that carves queues is refused where a start has workers.
-fn refuse_queues(source: &PolicySource, policy: &Policy) -> Error {
+/// Why a policy that carves queues is refused where a start has workers.
+fn refused_queues(source: &PolicySource, policy: &Policy) -> Box<Unanswered> {
     let diagnostics = Diagnostics::from(policy_file::without_workers(policy).into_iter().collect::<Vec<_>>());
-    output::print_diagnostics(&diagnostics);
-    PolicyErrors::of(source, &diagnostics).into()
+    let error = Error::Policy(PolicyErrors::of(source, &diagnostics));
+    Box::new(Unanswered { diagnostics, ..*Box::<Unanswered>::from(error) })
 }
 
-/// Reads the policy; prints its diagnostics if that fails.
-fn read(args: &CheckArgs, source: &PolicySource, profile: &str) -> Result<policy_file::Read, Error> {
-    let diagnostics = match policy_file::load(source) {
-        Ok(read) => return Ok(read),
-        Err(diagnostics) => diagnostics,
-    };
-    match args.policy.printed.format() {
-        Format::Json => json::unreadable(source, profile, &diagnostics)?,
-        Format::Text if args.quiet => output::print_diagnostics(&errors_of(&diagnostics)),
-        Format::Text => output::print_diagnostics(&diagnostics),
-    }
-    Err(match is_start(args) && diagnostics.is_unreadable() {
-        true => Error::Daemon(daemon::Error::PolicyUnreadable { file: source.to_string() }),
-        false => PolicyErrors::of(source, &diagnostics).into(),
+/// Reads the policy.
+fn read(args: &CheckArgs, source: &PolicySource) -> Result<policy_file::Read, Box<Unanswered>> {
+    policy_file::load(source).map_err(|diagnostics| {
+        let error = match is_start(args) && diagnostics.is_unreadable() {
+            true => Error::Daemon(daemon::Error::PolicyUnreadable { file: source.to_string() }),
+            false => PolicyErrors::of(source, &diagnostics).into(),
+        };
+        Box::new(Unanswered { diagnostics, ..*Box::<Unanswered>::from(error) })
     })
 }
 
@@ -317,7 +373,7 @@ fn errors_of(diagnostics: &Diagnostics) -> Diagnostics {
 
 impl Checked {
     /// Prints the answer; the error is the verdict.
-    fn answer(&self, args: &CheckArgs) -> Result<(), Error> {
+    fn answer(&self, args: &CheckArgs) -> Verdict {
         let denied = self.denied(&args.deny);
         match args.policy.printed.format() {
             Format::Json => json::print(self, &denied)?,
@@ -346,14 +402,14 @@ impl Checked {
     }
 
     /// An error if the device cannot run the policy, or if something is denied.
-    fn verdict(&self, denied: &[String]) -> Result<(), Error> {
-        let found = match &self.report.program {
-            None => format!("impossible on {}", self.report.device),
-            Some(_) if !self.is_installable() => self.refusal(),
-            Some(_) if denied.is_empty() => return Ok(()),
-            Some(_) => denied.join(", "),
-        };
-        Err(Error::Denied { file: self.source.to_string(), found })
+    fn verdict(&self, denied: &[String]) -> Verdict {
+        let file = self.source.to_string();
+        match &self.report.program {
+            None => Err(Error::Impossible { file, found: format!("impossible on {}", self.report.device) }),
+            Some(_) if !self.is_installable() => Err(Error::Impossible { file, found: self.refusal() }),
+            Some(_) if denied.is_empty() => Ok(()),
+            Some(_) => Err(Error::Denied { file, found: denied.join(", ") }),
+        }
     }
 
     /// Why the policy is refused, with places.

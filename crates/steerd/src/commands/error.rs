@@ -20,9 +20,12 @@ pub(crate) enum Error {
     Settings(#[from] Problems),
     #[error(transparent)]
     Policy(#[from] PolicyErrors),
-    /// A problem that `--deny` names was found, or the device cannot run the policy.
+    /// A problem that `--deny` names was found.
     #[error("{file}: {found}")]
     Denied { file: String, found: String },
+    /// The device cannot run the policy.
+    #[error("{file}: {found}")]
+    Impossible { file: String, found: String },
     /// The failures have been printed already.
     #[error("{failed} of the policy failed")]
     Tests { failed: String },
@@ -121,6 +124,7 @@ impl Error {
         match self {
             Self::Policy(_)
             | Self::Denied { .. }
+            | Self::Impossible { .. }
             | Self::Import { .. }
             | Self::Unhealthy(_)
             | Self::ReloadRefused { .. }

@@ -36,9 +36,11 @@ use running::{Held, Running};
 pub(crate) struct Findings {
     /// Why the start would be refused, in the order of its steps.
     pub(crate) errors: Vec<Error>,
+    /// How many of the errors are of steps before the policy is read.
+    pub(crate) before_policy: usize,
     pub(crate) warnings: Vec<String>,
-    /// What a running daemon with the same settings holds, in sentences.
-    pub(crate) held: Vec<String>,
+    /// Sentences about what a running daemon with the same settings holds, and about what is not checked.
+    pub(crate) notes: Vec<String>,
 }
 
 impl Findings {
@@ -50,7 +52,7 @@ impl Findings {
     fn add_unless_held(&mut self, found: Result<(), Error>, start: &Start<'_>) {
         let Err(error) = found else { return };
         match start.running.as_ref().and_then(|running| running.holds(&error)) {
-            Some(Held(sentence)) => self.held.push(sentence),
+            Some(Held(sentence)) => self.notes.push(sentence),
             None => self.errors.push(error),
         }
     }
@@ -63,11 +65,11 @@ impl Findings {
         first.map_or(Ok(()), Err)
     }
 
-    /// Adds what was found later.
+    /// Adds what was found with the policy.
     pub(crate) fn extend(&mut self, later: Self) {
         self.errors.extend(later.errors);
         self.warnings.extend(later.warnings);
-        self.held.extend(later.held);
+        self.notes.extend(later.notes);
     }
 }
 
@@ -120,6 +122,7 @@ pub(crate) fn of_settings(settings: &Settings, filter_model: Option<&FilterModel
     let checks = BEFORE_START.iter().chain(&OF_STEPS);
     let ((), warnings) = collected(|| checks.for_each(|check| check(&start, &mut found)));
     found.warnings = warnings;
+    found.before_policy = found.errors.len();
     found
 }
 
@@ -157,15 +160,22 @@ fn log(start: &Start<'_>, _: &mut Findings) {
 /// The socket of the local API.
 fn local_api(start: &Start<'_>, found: &mut Findings) {
     if let Some(running) = &start.running {
-        found.held.push(running.of_socket());
+        found.notes.push(running.of_socket());
         return;
     }
     found.add(api::check(&start.settings.api).map_err(Error::from));
 }
 
 /// The folder for what survives a restart, and the files in it.
-fn state(start: &Start<'_>, _: &mut Findings) {
-    let Some(folder) = start.settings.state.folder() else { return };
+fn state(start: &Start<'_>, found: &mut Findings) {
+    let Some(folder) = start.settings.state.folder() else {
+        if start.settings.state.is_of_service() {
+            let note = "state.folder: the folder of the service is not known here: neither it nor the history of policies \
+                        is checked (hint: STATE_DIRECTORY=/var/lib/steerd names it)";
+            found.notes.push(note.to_owned());
+        }
+        return;
+    };
     if let Err(error) = regular_file::check_folder(&folder) {
         tracing::warn!(
             "state.folder: {}: {error}: rules at run time and the history of policies do not survive a restart (hint: \
@@ -223,7 +233,7 @@ fn memory(start: &Start<'_>, found: &mut Findings) {
         others.iter().for_each(|warning| tracing::warn!("{warning}"));
     }
     if let Some(running) = start.running.as_ref().filter(|_| is_short) {
-        found.held.push(running.of_memory(forecast.asked_bytes()));
+        found.notes.push(running.of_memory(forecast.asked_bytes()));
     }
 }
 

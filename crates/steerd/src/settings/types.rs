@@ -384,9 +384,14 @@ pub(crate) struct StateSettings {
 pub(crate) const AUTO_STATE: &str = "auto";
 
 impl StateSettings {
+    /// Whether it is the folder that systemd gives the service.
+    pub(crate) fn is_of_service(&self) -> bool {
+        self.folder.as_os_str() == AUTO_STATE
+    }
+
     /// The folder; `None`: nothing is kept.
     pub(crate) fn folder(&self) -> Option<PathBuf> {
-        if self.folder.as_os_str() != AUTO_STATE {
+        if !self.is_of_service() {
             return Some(self.folder.clone()).filter(|folder| !folder.as_os_str().is_empty());
         }
         let folders = std::env::var("STATE_DIRECTORY").ok()?;

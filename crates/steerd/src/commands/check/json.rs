@@ -3,7 +3,7 @@
 use analysis::{Need, Pairs, Protected, Reach, Relation, RuleAnalysis};
 use compiler::{Capacity, FlowGroups, Obstacle};
 use policy::Witness;
-use policy::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS};
+use policy::{Diagnostic, MAX_DIAGNOSTICS};
 use program::{Program, RuleDeciders, RuleId, SinkId, SinkSpec};
 use reports::{DeviceRoom, RuleReport, Shares, TrafficShare};
 use serde::Serialize;
@@ -11,10 +11,10 @@ use serde::Serialize;
 use super::interface::{DecidedPackets, OnInterface};
 use super::nic_drops::DropsOfPort;
 use super::start::StartAnswer;
-use super::{Checked, CountedShare};
+use super::{Checked, CountedShare, Unanswered};
 use crate::daemon::placement::Placement;
+use crate::daemon::preflight::Findings;
 use crate::policy_tests::TestCounts;
-use crate::settings::PolicySource;
 use crate::state::PortClaims;
 use crate::terminal::output::{self, OutputError};
 
@@ -256,17 +256,16 @@ pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), OutputEr
     })
 }
 
-/// The answer for a policy with syntax errors: its diagnostics.
-pub(super) fn unreadable(
-    source: &PolicySource,
-    profile: &str,
-    diagnostics: &Diagnostics,
-) -> Result<(), OutputError> {
+/// Prints what was found by a check that ended before its answer.
+pub(super) fn unanswered(unanswered: &Unanswered, start: Option<&Findings>) -> Result<(), OutputError> {
+    let of_settings = unanswered.error.of_settings().map(|problems| &problems.diagnostics);
+    let diagnostics = of_settings.unwrap_or(&unanswered.diagnostics);
     output::print_json(&Answer {
-        policy: source.to_string(),
-        profile,
+        policy: unanswered.policy.clone(),
+        profile: &unanswered.profile,
         diagnostics: diagnostics.list.iter().collect(),
         omitted_diagnostics: diagnostics.omitted,
+        start: start.map(StartAnswer::of),
         ..Answer::default()
     })
 }

@@ -5,8 +5,6 @@ use serde::Serialize;
 
 use crate::commands::Error;
 use crate::daemon::preflight::Findings;
-use crate::policy_file;
-use crate::settings::PolicySource;
 use crate::terminal::output::{self, Priority};
 
 /// Described in docs/reference/commands/check.md.
@@ -14,53 +12,39 @@ use crate::terminal::output::{self, Priority};
 pub(super) struct StartAnswer<'f> {
     errors: Vec<String>,
     warnings: &'f [String],
-    held: &'f [String],
+    notes: &'f [String],
 }
 
 impl<'f> StartAnswer<'f> {
     pub(super) fn of(found: &'f Findings) -> Self {
         let errors = found.errors.iter().map(ToString::to_string).collect();
-        Self { errors, warnings: &found.warnings, held: &found.held }
+        Self { errors, warnings: &found.warnings, notes: &found.notes }
     }
 }
 
-/// Prints warnings and what a running daemon holds.
+/// Prints warnings and notes.
 pub(super) fn print_notes(found: &Findings) {
     for warning in &found.warnings {
         output::print_message(Priority::Warning, &format!("warning: {warning}"));
     }
-    for held in &found.held {
-        output::print_message(Priority::Info, &format!("note: {held}"));
+    for note in &found.notes {
+        output::print_message(Priority::Info, &format!("note: {note}"));
     }
 }
 
-/// Ends a check: prints all errors of the start but the first, and then the error of the check, unless it is
-/// one of them. Returns the first one, with which `run` would end.
+/// Ends a check: prints all errors but the first, with which `run` would end, and returns that one.
+/// `of_check`: the error of the check, which may be one of the start, too.
 pub(super) fn ended(found: Findings, of_check: Option<Error>) -> Result<(), Error> {
-    let texts: Vec<String> = found.errors.iter().map(ToString::to_string).collect();
-    let Some(first) = found.errors.into_iter().next() else { return of_check.map_or(Ok(()), Err) };
-    for text in &texts[1..] {
-        output::print_error(&format!("error: {text}"));
+    let Findings { errors, before_policy, .. } = found;
+    let mut errors: Vec<Error> = errors.into_iter().map(Error::Daemon).collect();
+    let is_known = |error: &Error| errors.iter().any(|known| known.to_string() == error.to_string());
+    if let Some(error) = of_check.filter(|error| !is_known(error)) {
+        // The start reads the policy once the device is open, and then opens the sinks.
+        let place = if matches!(error, Error::Denied { .. }) { errors.len() } else { before_policy };
+        errors.insert(place, error);
     }
-    if let Some(text) = of_check.map(|error| error.to_string()).filter(|text| !texts.contains(text)) {
-        output::print_error(&format!("error: {text}"));
-    }
-    Err(Error::Daemon(first))
-}
-
-/// Ends a check without a device to compile for: the problems of the policy's text are printed, too.
-pub(super) fn without_device(
-    found: Option<Findings>,
-    policy: Option<&PolicySource>,
-    is_quiet: bool,
-    error: Error,
-) -> Result<(), Error> {
-    let Some(found) = found else { return Err(error) };
-    if let Some(Err(diagnostics)) = policy.map(policy_file::load) {
-        output::print_diagnostics(&diagnostics);
-    }
-    if !is_quiet {
-        print_notes(&found);
-    }
-    ended(found, Some(error))
+    let mut errors = errors.into_iter();
+    let Some(first) = errors.next() else { return Ok(()) };
+    errors.for_each(|error| output::print_error(&format!("error: {error}")));
+    Err(first)
 }

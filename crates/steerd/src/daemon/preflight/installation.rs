@@ -132,7 +132,7 @@ fn open_sinks(start: &Start<'_>, program: &Program, found: &mut Findings) {
             && running.has_sink("app", "socket", &options.socket.display().to_string())
         {
             let path = options.socket.display();
-            found.held.push(format!("sink `{}`: {path} is a socket of {}", sink.name, running.name()));
+            found.notes.push(format!("sink `{}`: {path} is a socket of {}", sink.name, running.name()));
             continue;
         }
         let checked = worker::sinks::check(sink, &place);

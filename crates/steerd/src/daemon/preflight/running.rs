@@ -41,9 +41,9 @@ impl Running {
         format!("the running steerd (process {})", self.status.pid)
     }
 
-    /// The sentence about its socket.
+    /// The sentence about its socket, which may be the default of a daemon with other settings.
     pub(super) fn of_socket(&self) -> String {
-        format!("api.socket: {} is that of {}", self.socket, self.name())
+        format!("api.socket: {} is that of {}, which has to end before a start", self.socket, self.name())
     }
 
     /// The sentence about its memory, if so much is not free beside it.
