@@ -141,7 +141,7 @@ fn answered(args: &CheckArgs, start: &mut Option<Findings>) -> Result<Verdict, B
     let of_settings = loaded.as_ref().map(|loaded| loaded.policy.clone());
     let here = loaded.as_ref().filter(|_| is_start(args));
     *start = here.map(|loaded| preflight::of_settings(&loaded.settings, args.filter_model.as_ref()));
-    let target = Target::with(&args.policy, loaded).map_err(|error| {
+    let target = Target::with(&args.policy, loaded, args.offline).map_err(|error| {
         let mut unanswered = Box::<Unanswered>::from(error);
         // The problems of its text are reported, too.
         if let Some(source) = of_settings.filter(|_| start.is_some()) {

@@ -37,11 +37,12 @@ impl Target {
         interface: Option<&str>,
         nic_filters: Option<NicFilterUse>,
     ) -> Result<Self, Error> {
-        Self::with(args, settings_of(args, interface, nic_filters)?)
+        Self::with(args, settings_of(args, interface, nic_filters)?, false)
     }
 
-    /// The target of these arguments with their settings.
-    pub(crate) fn with(args: &PolicyArgs, loaded: Option<Loaded>) -> Result<Self, Error> {
+    /// The target of these arguments with their settings. `is_offline`: they are of another host, and nothing
+    /// of this one is needed.
+    pub(crate) fn with(args: &PolicyArgs, loaded: Option<Loaded>, is_offline: bool) -> Result<Self, Error> {
         let mut workers = args.workers.map(|workers| workers as usize);
         let wanted = args.model.clone();
         let Some(loaded) = loaded else {
@@ -52,16 +53,26 @@ impl Target {
         };
         let settings = &loaded.settings;
         if workers.is_none() {
-            let cores = cores::of_workers(settings, &HostCores::of(settings));
-            workers = Some(cores.map_err(Error::Cores)?.len());
+            workers = match (&settings.workers.cores, is_offline) {
+                (Cores::Auto, true) => None,
+                (Cores::Count(count), true) => Some(*count),
+                (Cores::List(cores), true) => Some(cores.len()),
+                (_, false) => {
+                    let cores = cores::of_workers(settings, &HostCores::of(settings));
+                    Some(cores.map_err(Error::Cores)?.len())
+                }
+            };
         }
         let is_of_settings = wanted.is_none();
-        let device = wanted.map_or_else(
-            || device::profile(settings),
-            |profile| Ok(TargetDevice::of(profile.on_ports(settings.device.ports.len()))),
-        )?;
+        let device = match wanted {
+            Some(profile) => TargetDevice::of(profile.on_ports(settings.device.ports.len())),
+            None if is_offline => device::profile_elsewhere(settings)?,
+            None => device::profile(settings)?,
+        };
         settings.workers.check_frames(&device.profile)?;
-        settings.check_mtus()?;
+        if !is_offline {
+            settings.check_mtus()?;
+        }
         settings.frame_bytes(&device.mtus)?;
         let source = match args.policy.as_deref().filter(|path| is_standard_input(path)) {
             Some(path) => {

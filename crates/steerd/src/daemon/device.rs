@@ -661,6 +661,26 @@ pub(crate) fn profile(settings: &Settings) -> Result<TargetDevice, Error> {
     Ok(TargetDevice { profile, mtus, real: Some(RealTarget { device: real, ports }) })
 }
 
+/// The limits of the device in the settings of another host.
+///
+/// # Errors
+/// The device is not here, and the settings name no model of it.
+pub(crate) fn profile_elsewhere(settings: &Settings) -> Result<TargetDevice, Error> {
+    if settings.chooses_soft() {
+        return Ok(TargetDevice { mtus: Vec::new(), ..profile(settings)? });
+    }
+    match settings.device.model.as_str() {
+        AUTO_DEVICE => Err(Error::NoDevice(format!(
+            "device.name = \"{}\" is a device of another host (hint: name its model by --model, or by device.model)",
+            settings.device.name
+        ))),
+        name => {
+            let profile = DeviceModel::named_or_file(name).map_err(Error::Model)?;
+            Ok(TargetDevice::of(profile.on_ports(settings.device.ports.len())))
+        }
+    }
+}
+
 /// The model of a soft NIC below rdma-core's provider, whose receive queues are as large as the model's.
 fn preloaded_model(settings: &Settings) -> Result<DeviceModel, Error> {
     let model = settings.softnic.personality()?.model();

@@ -79,7 +79,7 @@ impl DecidedPackets {
 /// filter model of the command line.
 ///
 /// # Errors
-/// The capture cannot be read, or the settings name cores that are not there.
+/// The capture cannot be read.
 pub(super) fn of(
     settings: &Settings,
     program: &Program,
@@ -96,8 +96,9 @@ pub(super) fn of(
     // Of several ports, it is not known at which one a packet of the capture arrives.
     let filtering = if nic_drops.len() == ports.len() { nic_drops.as_slice() } else { &[] };
     let traffic = capture.map(|path| DecidedTraffic::of(path, program, &table, filtering)).transpose()?;
-    let cores = cores::of_workers(settings, &HostCores::of(settings)).map_err(Error::Cores)?;
-    let placement = Placement::of(settings, &cores);
+    // Settings may be those of another host, which has other cores.
+    let cores = cores::of_workers(settings, &HostCores::of(settings));
+    let placement = cores.ok().and_then(|cores| Placement::of(settings, &cores));
     let unserved_queues = placement.iter().flat_map(Placement::unserved_queues).collect();
     let mut rules = program.deciders();
     nic_drops.iter().for_each(|of_port| of_port.add_deciders(&mut rules));
