@@ -135,12 +135,14 @@ impl From<&RunArgs> for Request {
 
 /// All problems of the settings. Its text is their number: the program prints the diagnostics before it.
 #[derive(Clone, Debug, Default, thiserror::Error)]
-#[error("{} in the settings", counted(.diagnostics))]
+#[error("{}{} in the settings", counted(.diagnostics), if *.are_cut_off { " and more" } else { "" })]
 pub(crate) struct Problems {
     pub(crate) diagnostics: Diagnostics,
     /// Whether the system has refused to read a file that exists, for lack of descriptors or memory, or by an
     /// error of the disk: the settings may be right, and readable later.
     pub(crate) are_unreadable: bool,
+    /// Whether there are more, which were not looked for.
+    pub(crate) are_cut_off: bool,
 }
 
 fn counted(diagnostics: &Diagnostics) -> String {
@@ -166,6 +168,7 @@ impl Problems {
 
     fn extend(&mut self, other: Self) {
         self.are_unreadable |= other.are_unreadable;
+        self.are_cut_off |= other.are_cut_off;
         other.diagnostics.list.into_iter().for_each(|problem| self.push(problem));
     }
 }
@@ -184,7 +187,7 @@ impl From<Vec<Diagnostic>> for Problems {
 
 impl From<Diagnostics> for Problems {
     fn from(diagnostics: Diagnostics) -> Self {
-        Self { diagnostics, are_unreadable: false }
+        Self { diagnostics, ..Self::default() }
     }
 }
 
@@ -231,7 +234,7 @@ fn load_with(request: &Request, environment: &[(String, String)]) -> Result<Load
         .filter(|origin| !matches!(origin, Origin::BuiltIn(_)))
         .map(|_| layers.place("device.ports"));
     // Without a layer the values are others than those that were meant.
-    if is_whole {
+    if is_whole && !problems.are_cut_off {
         limits::check(&settings, &layers, &mut problems);
     }
     let policy = policy_source(request, &settings, &layers);

@@ -38,6 +38,8 @@ pub(super) struct Document<T> {
     pub(super) problems: Vec<Diagnostic>,
     /// The top keys of the entries that were left out.
     pub(super) incomplete: BTreeSet<String>,
+    /// Whether there are more problems, and no values: each takes another turn.
+    pub(super) is_cut_off: bool,
 }
 
 /// Reads a tree. `place`: the place of a span of its text.
@@ -51,6 +53,7 @@ pub(super) fn read<T: DeserializeOwned + Default>(
         table: toml::Table::new(),
         problems: Vec::new(),
         incomplete: BTreeSet::new(),
+        is_cut_off: false,
     };
     loop {
         let fault = match T::deserialize(TableReader::new(tree, &left_out, None)) {
@@ -60,13 +63,17 @@ pub(super) fn read<T: DeserializeOwned + Default>(
             }
             Err(fault) => fault,
         };
+        if document.problems.len() >= MAX_DIAGNOSTICS {
+            document.is_cut_off = true;
+            return document;
+        }
         let entry = fault.entry.filter(|entry| left_out.insert(*entry));
         document.incomplete.extend(fault.path.last().cloned());
         // A key that was left out has been reported.
         if !matches!(*fault.kind, FaultKind::MissingKey { is_left_out: true, .. }) {
             document.problems.push(fault.diagnostic(place));
         }
-        if entry.is_none() || document.problems.len() >= MAX_DIAGNOSTICS {
+        if entry.is_none() {
             return document;
         }
     }

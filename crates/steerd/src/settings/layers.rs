@@ -67,6 +67,8 @@ pub(super) struct Layer {
     problems: Vec<Diagnostic>,
     /// The sections of which entries are left out, because they have problems.
     incomplete: BTreeSet<String>,
+    /// Whether it has more problems than are listed, and no values.
+    is_cut_off: bool,
 }
 
 impl Layer {
@@ -154,13 +156,14 @@ impl Layer {
         let parsed = Arc::new(Source::new(source.name.as_str(), text.as_str()).unquoted());
         let tree = policy::read_document(&parsed, &SETTINGS)?;
         let at = |span| place_of(&origin, &source, span);
-        let Document { table, problems, incomplete, .. } = document::read::<Settings>(tree.get_ref(), &at);
+        let document = document::read::<Settings>(tree.get_ref(), &at);
+        let Document { table, problems, incomplete, is_cut_off, .. } = document;
         let is_file = matches!(origin, Origin::BuiltIn(_) | Origin::File(_));
         // A section of it is one of the settings.
         if is_file && !table.is_empty() {
             source.quote();
         }
-        Ok(Self { origin, source, text, table, problems, incomplete })
+        Ok(Self { origin, source, text, table, problems, incomplete, is_cut_off })
     }
 
     /// The place of the value at a dotted key.
@@ -189,6 +192,7 @@ impl Layers {
         match layer {
             Ok(mut layer) => {
                 layer.problems.drain(..).for_each(|problem| problems.push(problem));
+                problems.are_cut_off |= layer.is_cut_off;
                 self.0.push(layer);
             }
             Err(found) => problems.extend(found),

@@ -58,6 +58,19 @@ fn texts_that_are_no_settings_are_not_shown() {
 }
 
 #[test]
+fn problems_that_were_not_looked_for_are_mentioned() {
+    // Limits of other values are checked only if all of the text is read.
+    for (count, summary) in
+        [(100, "101 errors in the settings"), (101, "100 errors and more in the settings")]
+    {
+        let keys: String = (0..count).map(|key| format!("x{key} = 1\n")).collect();
+        let text = format!("[http]\nhosts = [\"a b\"]\n[workers]\n{keys}");
+        let problems = load_text(&text, &[]).expect_err("unknown settings");
+        assert_eq!(problems.to_string(), summary);
+    }
+}
+
+#[test]
 fn the_built_in_settings_stand_on_their_own() {
     let loaded = load_with(&Request::default(), &[]).expect("defaults");
     let settings = loaded.settings;
