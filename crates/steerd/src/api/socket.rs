@@ -135,9 +135,11 @@ fn is_stale(path: &Path) -> Result<bool, Error> {
     }
 }
 
-/// Checks that [`claim`] would succeed. `makes_folder`: a folder that is missing would be made.
+/// Checks that [`claim`] would succeed, and makes nothing. `makes_folder`: a folder that is missing would be
+/// made.
 pub(super) fn check(path: &Path, makes_folder: bool) -> Result<(), Error> {
     SocketAddrUnix::new(path).map_err(|error| failed(path, "bind")(error.into()))?;
+    Lock::check(path)?;
     is_stale(path)?;
     let lock = lock_of(path);
     let folder = path.parent().unwrap_or(Path::new(""));
@@ -168,21 +170,38 @@ struct Lock {
 }
 
 impl Lock {
+    const FLAGS: OFlags = OFlags::RDWR.union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
+
+    /// Checks that no process has the lock, and makes no file. The lock is held for a moment, shared with
+    /// other checks.
+    fn check(socket: &Path) -> Result<(), Error> {
+        let path = lock_of(socket);
+        match rustix::fs::open(&path, Self::FLAGS, Mode::empty()) {
+            Ok(file) => Self::acquire(&File::from(file), FlockOperation::NonBlockingLockShared, socket),
+            Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(failed(&path, "open")(error.into())),
+        }
+    }
+
+    /// # Errors
+    /// Another process has the lock, or flock(2) failed.
+    fn acquire(file: &File, operation: FlockOperation, socket: &Path) -> Result<(), Error> {
+        flock(file, operation).map_err(|error| match error {
+            Errno::WOULDBLOCK => {
+                let owner = UnixStream::connect(socket)
+                    .map_or_else(|_| "another process".to_owned(), |stream| owner(&stream));
+                Error::InUse { path: socket.to_owned(), owner }
+            }
+            error => failed(&lock_of(socket), "flock")(error.into()),
+        })
+    }
+
     fn take(socket: &Path) -> Result<Self, Error> {
         let path = lock_of(socket);
         for _ in 0..LOCK_ATTEMPTS {
-            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            let file = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR);
+            let file = rustix::fs::open(&path, Self::FLAGS | OFlags::CREATE, Mode::RUSR | Mode::WUSR);
             let file = File::from(file.map_err(|error| failed(&path, "open")(error.into()))?);
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => {}
-                Err(Errno::WOULDBLOCK) => {
-                    let owner = UnixStream::connect(socket)
-                        .map_or_else(|_| "another process".to_owned(), |stream| owner(&stream));
-                    return Err(Error::InUse { path: socket.to_owned(), owner });
-                }
-                Err(error) => return Err(failed(&path, "flock")(error.into())),
-            }
+            Self::acquire(&file, FlockOperation::NonBlockingLockExclusive, socket)?;
             // A daemon that ended in between has removed the file that was opened: the lock on it excludes
             // nobody.
             let opened = file.metadata().map_err(failed(&path, "fstat"))?;
@@ -236,7 +255,9 @@ mod tests {
         check(&at("stale.sock"), false).expect("it would be replaced");
         let _other = UnixListener::bind(at("other.sock")).expect("bound");
         fs::write(at("file"), "").expect("written");
-        for name in ["other.sock", "file", "none/api.sock", &"x".repeat(200)] {
+        // The lock of a daemon that has not made its socket yet.
+        let _lock = Lock::take(&at("locked.sock")).expect("free");
+        for name in ["other.sock", "file", "none/api.sock", "locked.sock", &"x".repeat(200)] {
             let claimed = claim(&at(name), 0o600).expect_err(name).to_string();
             assert_eq!(check(&at(name), false).expect_err(name).to_string(), claimed);
         }

@@ -478,6 +478,12 @@ mod tests {
         let others = Places { records: folder.path().join("other"), ..places(folder.path()) };
         let second = FilterStore::open(&others, "renamed0", 3, FilterPurpose::Drops);
         assert!(matches!(second, Err(StoreError::Held { .. })));
+        let checked = FilterStore::check(&others, "renamed0", 3);
+        assert!(matches!(checked, Err(StoreError::Held { .. })));
+        FilterStore::check(&others, "modelled1", 4).expect("it would be opened");
+        let relative = Places { records: "not-there/yet".into(), ..others.clone() };
+        FilterStore::check(&relative, "modelled1", 4).expect("it would be made in the current folder");
+        assert!(!others.records.exists() && !relative.records.exists(), "a check makes nothing");
         assert!(
             FilterStore::open(&others, "modelled1", 4, FilterPurpose::Queues).is_ok(),
             "another interface"

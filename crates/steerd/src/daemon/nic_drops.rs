@@ -231,8 +231,8 @@ pub(super) fn check(settings: &Settings, given: Option<&FilterModel>) -> Vec<Err
     let places = Places::of(settings.state.folder());
     let wanted = settings.xdp_ports().into_iter().filter(|port| port.nic_filters == NicFilterUse::Drop);
     let checked = wanted.map(|port| {
-        usable_filters(&port, given)?;
-        let stored = FilterStore::check(&places);
+        let (nic, ..) = usable_filters(&port, given)?;
+        let stored = FilterStore::check(&places, &port.interface, nic.index());
         stored.map_err(|error| Error::NicDrops { port: port.port, source: error.into() })
     });
     checked.filter_map(Result::err).collect()

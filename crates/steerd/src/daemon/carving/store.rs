@@ -100,14 +100,22 @@ impl FilterStore {
         Ok(Self { path, boot, index, purpose, _lock: lock })
     }
 
-    /// Checks that the folders of the file and of the lock are there or could be made, and makes none.
-    pub(crate) fn check(places: &Places) -> Result<(), StoreError> {
+    /// Checks that the lock is free, and that the folders of the file and of the lock are there or could be
+    /// made; makes none. The lock is held for a moment, shared with other checks.
+    pub(crate) fn check(places: &Places, interface: &str, index: u32) -> Result<(), StoreError> {
         let rights = |folder: &Path| {
-            let there = folder.ancestors().find(|folder| folder.exists()).unwrap_or(folder);
-            regular_file::check_folder(there)
+            // That of a relative path is the current one, whose name is empty here.
+            let is_there = |folder: &&Path| folder.as_os_str().is_empty() || folder.exists();
+            regular_file::check_folder(folder.ancestors().find(is_there).unwrap_or(folder))
         };
         let Places { records, locks } = places;
         rights(locks).map_err(|source| StoreError::Lock { path: locks.clone(), source })?;
+        let path = lock_path(locks, index)?;
+        match File::options().write(true).open(&path) {
+            Ok(lock) => acquired(lock.try_lock_shared(), interface, &path)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(StoreError::Lock { path, source }),
+        }
         rights(records).map_err(|source| StoreError::Folder { path: records.clone(), source })
     }
 
@@ -181,18 +189,28 @@ fn boot() -> Option<String> {
 fn lock(folder: &Path, interface: &str, index: u32) -> Result<File, StoreError> {
     let of_folder = |source| StoreError::Lock { path: folder.to_owned(), source };
     make_folder(folder).map_err(of_folder)?;
-    let of_namespace = |source| StoreError::Lock { path: NETWORK_NAMESPACE.into(), source };
-    let namespace = fs::metadata(NETWORK_NAMESPACE).map_err(of_namespace)?.ino();
-    let path = folder.join(format!("filters-{namespace}-{index}.lock"));
-    let of_lock = |source| StoreError::Lock { path: path.clone(), source };
+    let path = lock_path(folder, index)?;
     // Who can open the file can hold its lock.
     let lock = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
-    let lock = lock.map_err(of_lock)?;
-    match lock.try_lock() {
-        Ok(()) => Ok(lock),
-        Err(TryLockError::WouldBlock) => Err(StoreError::Held { interface: interface.to_owned(), path }),
-        Err(TryLockError::Error(source)) => Err(of_lock(source)),
-    }
+    let lock = lock.map_err(|source| StoreError::Lock { path: path.clone(), source })?;
+    acquired(lock.try_lock(), interface, &path)?;
+    Ok(lock)
+}
+
+/// The file of the lock of an interface.
+fn lock_path(folder: &Path, index: u32) -> Result<PathBuf, StoreError> {
+    let of_namespace = |source| StoreError::Lock { path: NETWORK_NAMESPACE.into(), source };
+    let namespace = fs::metadata(NETWORK_NAMESPACE).map_err(of_namespace)?.ino();
+    Ok(folder.join(format!("filters-{namespace}-{index}.lock")))
+}
+
+/// Whether the lock was acquired.
+fn acquired(tried: Result<(), TryLockError>, interface: &str, path: &Path) -> Result<(), StoreError> {
+    let path = path.to_owned();
+    tried.map_err(|error| match error {
+        TryLockError::WouldBlock => StoreError::Held { interface: interface.to_owned(), path },
+        TryLockError::Error(source) => StoreError::Lock { path, source },
+    })
 }
 
 /// Creates a folder that may be there. The one in /run has the socket of the API as well.

@@ -11,6 +11,7 @@ use worker::sinks::{SinkError, TapError};
 use xdp::XdpError;
 
 use crate::api::{model::Status, socket};
+use crate::daemon::carving::{CarvingError, StoreError};
 use crate::daemon::{Error, sinks};
 use crate::settings::{AUTO_SOCKET, Settings};
 use crate::telemetry::http;
@@ -86,6 +87,11 @@ impl Running {
             Error::Wire {
                 source: WireError::Xdp { source: XdpError::Occupied { interface, .. } }, ..
             } if self.has_wire(interface) => holds(format!("the XDP program of `{interface}`")),
+            Error::NicDrops { source: CarvingError::Store(StoreError::Held { interface, .. }), .. }
+                if self.has_wire(interface) =>
+            {
+                holds(format!("the lock of the filters of `{interface}`"))
+            }
             Error::Sink(sinks::Error::Open(SinkError::Kernel {
                 sink,
                 source: TapError::Shared { interface, holder },
