@@ -70,7 +70,7 @@ pub(crate) fn check(settings: &settings::Api) -> Result<(), Error> {
 }
 
 /// The path of the socket, and whether it is the default. `None`: the API is off.
-fn path_of(settings: &settings::Api) -> Option<(PathBuf, bool)> {
+pub(crate) fn path_of(settings: &settings::Api) -> Option<(PathBuf, bool)> {
     let is_default = settings.socket.as_os_str() == settings::AUTO_SOCKET;
     let path = || if is_default { socket::default_path() } else { settings.socket.clone() };
     settings.enabled.then(|| (path(), is_default))

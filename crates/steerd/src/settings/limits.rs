@@ -212,6 +212,7 @@ fn check_softnic(settings: &Settings, report: &mut Report<'_>) {
     check_mtu("softnic.ports", "", &nic.ports, report);
     check_filters(nic, report);
     check_other_softnics(nic, &settings.device.name, report);
+    check_shared_wires(nic, report);
     if let FrameBytes::Bytes(frame_bytes) = settings.workers.frame_bytes
         && frame_bytes < *FRAME_BYTES.end()
         && nic.takes_merged()
@@ -375,6 +376,27 @@ fn check_other_softnics(nic: &SoftNic, device: &str, report: &mut Report<'_>) {
             report(&format!("{key}.{index}.ports"), message, Some("list them as in [[softnic.ports]]"));
         }
         check_mtu(&format!("{key}.{index}.ports"), &format!("{}: ", other.name), &other.ports, report);
+    }
+}
+
+/// Reports ports whose wires exclude each other: an end of a link is one port's, and so is the XDP program
+/// of an interface.
+fn check_shared_wires(nic: &SoftNic, report: &mut Report<'_>) {
+    let of = |key: String, ports: &[SoftNicPort]| {
+        let port = |(index, port): (usize, &SoftNicPort)| (format!("{key}.{index}.wire"), port.wire.clone());
+        ports.iter().enumerate().map(port).collect::<Vec<_>>()
+    };
+    let mut wires = of("softnic.ports".to_owned(), &nic.ports);
+    for (index, other) in nic.others.iter().enumerate() {
+        wires.extend(of(format!("softnic.others.{index}.ports"), &other.ports));
+    }
+    wires.retain(|(_, wire)| matches!(wire, WireConfig::Link(_) | WireConfig::AfXdp(_)));
+    let names: Vec<String> = wires.iter().map(|(_, wire)| wire.describe()).collect();
+    for (at, (key, _)) in wires.iter().enumerate() {
+        if names[..at].contains(&names[at]) {
+            let message = format!("{} is the wire of another port", names[at]);
+            report(key, message, Some("a wire of its own for each port"));
+        }
     }
 }
 

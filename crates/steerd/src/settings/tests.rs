@@ -71,6 +71,32 @@ fn problems_that_were_not_looked_for_are_mentioned() {
 }
 
 #[test]
+fn ports_do_not_share_a_wire_that_is_for_one() {
+    let ports = |first: &str, second: &str| {
+        format!(
+            "[[softnic.ports]]\nwire = {{ {first} }}\n[[softnic.others]]\nname = 'b'\nports = [{{ wire = {{ {second} }} }}]\n"
+        )
+    };
+    let link = "kind = 'link', name = 'x', end = 'a'";
+    let xdp = "kind = 'af_xdp', interface = 'eth0'";
+    for (first, second, wire) in [
+        (link, link, "x (link, end a)"),
+        (xdp, "kind = 'af_xdp', interface = 'eth0', mode = 'generic'", "eth0 (af_xdp)"),
+    ] {
+        let text = problem(&ports(first, second), &[]);
+        assert!(text.contains(":5:") && text.contains(wire), "{text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+    }
+    for (first, second) in [
+        (link, "kind = 'link', name = 'x', end = 'b'"),
+        (xdp, "kind = 'af_packet', interface = 'eth0'"),
+        ("kind = 'af_packet', interface = 'eth0'", "kind = 'af_packet', interface = 'eth0'"),
+    ] {
+        load_text(&ports(first, second), &[]).expect(second);
+    }
+}
+
+#[test]
 fn the_built_in_settings_stand_on_their_own() {
     let loaded = load_with(&Request::default(), &[]).expect("defaults");
     let settings = loaded.settings;

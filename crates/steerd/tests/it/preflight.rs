@@ -73,6 +73,7 @@ const DIMENSIONS: [Dimension; 13] = [
             "kind = 'app'\nsocket = '{folder}/none/app.sock'",
             "kind = 'app'\nsocket = '{folder}/token'",
             "kind = 'app'\nsocket = '{folder}/taken-app.sock'",
+            "kind = 'app'\nsocket = '{folder}/api.sock'",
             "kind = 'forward'\nport = 7",
             "kind = 'forward'\ndevice = 'no-such-device'",
             "kind = 'kernel'\ninterface = 'lo'",

@@ -1,16 +1,19 @@
 //! The checks of a start that need the program of the policy: the device has room for it and for a change of
 //! it, and its sinks can be opened.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use compiler::reload_conflict;
 use control::{ControlError, Limits, PlannedChange, plan};
 use device_model::DeviceModel;
 use program::{Program, SinkKind};
-use worker::sinks::CheckedPlace;
+use shm::ListenError;
+use worker::sinks::{CheckedPlace, SinkError};
 
 use super::collect::collected;
 use super::{Findings, Running, Start};
+use crate::api;
 use crate::daemon::history::History;
 use crate::daemon::{Error, device, last_good, sinks};
 use crate::message::chain;
@@ -126,7 +129,18 @@ fn open_sinks(start: &Start<'_>, program: &Program, found: &mut Findings) {
     let name = device::known_name(settings);
     let place =
         CheckedPlace { device: &name, ports: &settings.device.ports, stations: &stations, other: &other };
+    let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let of_api = api::path_of(&settings.api).map(|(path, _)| absolute(&path));
     for sink in &program.sinks {
+        if let SinkKind::App(options) = &sink.kind
+            && of_api.as_ref() == Some(&absolute(&options.socket))
+        {
+            // The API listens there before sinks are opened.
+            let source = ListenError::Taken { path: options.socket.clone() };
+            let error = SinkError::Listen { sink: sink.name.clone(), source };
+            found.errors.push(Error::Sink(sinks::Error::from(error)));
+            continue;
+        }
         // Its socket is not connected to: a server counts such clients.
         if let (SinkKind::App(options), Some(running)) = (&sink.kind, &start.running)
             && running.has_sink("app", "socket", &options.socket.display().to_string())
