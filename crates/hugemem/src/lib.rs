@@ -3,9 +3,8 @@
 //! A worker maps one [`Arena`] on its NUMA node and carves [`Block`]s from it, for packet frames and for the
 //! buffers that a driver asks for (`ibv_alloc_parent_domain(3)`). Arenas are never mapped or carved on the
 //! packet path, and do not grow. They change no setting of the system: if the kernel refuses a kind of page,
-//! a [`HugememWarning`] names the setting to change; an
-//! [`ArenaForecast`] finds it without mapping anything. [`prefetch_read`] and [`prefetch_write`] fetch cache
-//! lines of such memory before they are used.
+//! a [`HugememWarning`] names the setting to change. An [`ArenaForecast`] finds the refusals without mapping
+//! anything. [`prefetch_read`] and [`prefetch_write`] fetch cache lines of such memory before they are used.
 //!
 //! ```
 //! use hugemem::{Arena, ArenaOptions, PageKind};

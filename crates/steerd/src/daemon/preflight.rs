@@ -1,14 +1,14 @@
 //! The checks of a start: what would refuse it, and what it would warn of, found without changing anything
 //! on the host.
 //!
-//! Each check calls the function that the step itself begins with, or asks the system what the step would be
-//! answered; so its errors are those of the step. `run` goes through [`BEFORE_START`] first, so that it
-//! reports all problems of them at once. `check --config` goes through all checks, and then through those of
-//! the program ([`of_program`]). Warnings are logged where they are found, and [`collected`] collects them.
+//! Each check calls the function that its step begins with, or asks the system whether the step would
+//! succeed, so that both have the same errors. `run` makes the checks of [`BEFORE_START`] before its first
+//! step, and reports all of their problems. `check --config` makes all checks, and then those of the program
+//! ([`of_program`]). A check logs its warnings, which [`collected`] collects.
 //!
-//! What a running daemon with the same settings holds is not an error ([`Running`]): it ends before the next
-//! start. Not found are the answers of a device to its objects and flows, of the peer of a link, and of the
-//! driver to AF_XDP sockets, which only the start gets.
+//! A running daemon with the same settings ends before the next start. What it holds is a note, not an error
+//! ([`Running`]). Three answers are given only to a start: that of a device to its objects and flows, that of
+//! the peer of a link, and that of a driver to AF_XDP sockets.
 
 mod collect;
 mod installation;

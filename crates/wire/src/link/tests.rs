@@ -96,7 +96,6 @@ fn an_end_can_be_opened_once() {
     assert!(error.to_string().contains(&name) && error.to_string().contains(&holder), "{error}");
 }
 
-/// A process that only queries the owner does not become a peer.
 #[test]
 fn a_check_takes_no_end_and_finds_what_opening_finds() {
     let config = config(LinkEnd::A);
@@ -110,6 +109,7 @@ fn a_check_takes_no_end_and_finds_what_opening_finds() {
     drop(a);
 }
 
+/// A process that only queries the owner does not become a peer.
 #[test]
 fn a_third_party_disturbs_neither_an_end_alone_nor_a_pair() {
     let mut a = open(LinkEnd::A);
