@@ -16,6 +16,7 @@ mod outgoing;
 mod port;
 pub mod trace;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use packet::MacAddr;
@@ -274,6 +275,8 @@ pub struct CheckedPlace<'e> {
     pub ports: &'e [u8],
     /// The addresses and MTUs of these ports, as far as they are known.
     pub stations: &'e [Station],
+    /// The folder of the daemon's state, in which it makes the folders of captures.
+    pub state: Option<&'e Path>,
     /// The ports of another device, by its name or by that of a network interface.
     pub other: &'e dyn Fn(&str) -> Result<OtherPorts, Failure>,
 }
@@ -297,7 +300,7 @@ pub fn check(sink: &program::SinkSpec, place: &CheckedPlace<'_>) -> Result<(), S
     match &sink.kind {
         SinkKind::Count(_) => Ok(()),
         SinkKind::App(options) => app::check(name, options, place),
-        SinkKind::Capture(options) => capture::check(name, options),
+        SinkKind::Capture(options) => capture::check(name, options, place.state),
         SinkKind::Forward(options) => forward::check_port(name, options, place),
         SinkKind::Kernel(options) => {
             kernel::check(options, place).map_err(|source| SinkError::Kernel { sink: name.clone(), source })

@@ -102,8 +102,12 @@ pub(super) fn open(
         .map_err(|source| not_created(name, options, source.into()))
 }
 
-/// Checks that a file can be begun, and begins none.
-pub(super) fn check(name: &str, options: &CaptureSink) -> Result<(), SinkError> {
+/// Checks that a file can be begun, and begins none. `state`: the folder of the daemon's state, below which a
+/// folder would be made.
+pub(super) fn check(name: &str, options: &CaptureSink, state: Option<&Path>) -> Result<(), SinkError> {
+    if let Some(checked) = state.and_then(|state| files::check_folder(&options.path, state)) {
+        return checked.map_err(|source| not_created(name, options, source.into()));
+    }
     let (files, file_bytes) = files_of(name, options)?;
     files.check(file_bytes).map_err(|error| not_created(name, options, error))
 }

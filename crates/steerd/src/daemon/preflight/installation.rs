@@ -127,8 +127,9 @@ fn open_sinks(start: &Start<'_>, program: &Program, found: &mut Findings) {
     let stations = device::known_stations(settings);
     let other = |name: &str| device::check_other(settings, name);
     let name = device::known_name(settings);
-    let place =
-        CheckedPlace { device: &name, ports: &settings.device.ports, stations: &stations, other: &other };
+    let (ports, state) = (&settings.device.ports, settings.state.folder());
+    let (stations, state) = (&stations, state.as_deref());
+    let place = CheckedPlace { device: &name, ports, stations, state, other: &other };
     let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let of_api = api::path_of(&settings.api).map(|(path, _)| absolute(&path));
     for sink in &program.sinks {

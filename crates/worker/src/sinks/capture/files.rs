@@ -16,6 +16,7 @@ use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{Access, AtFlags, CWD, accessat};
+use rustix::io::Errno;
 
 /// The marks that stand for the time and the number in a file name pattern.
 pub(super) const TIME: &str = "{time}";
@@ -118,6 +119,22 @@ fn is_folder_name(component: Component<'_>) -> bool {
     !name.to_string_lossy().contains('{') && !extension.is_some_and(|known| FILE_EXTENSIONS.contains(&known))
 }
 
+/// Checks that the folder of a capture could be made. `None`: it is not to be made.
+pub(super) fn check_folder(path: &Path, state: &Path) -> Option<io::Result<()>> {
+    let folder = folder_to_make(path, state)?;
+    let is_there = |folder: &&Path| folder.as_os_str().is_empty() || folder.exists();
+    Some(takes_files(folder.ancestors().find(is_there)?))
+}
+
+/// Whether files and folders can be made in a folder.
+fn takes_files(folder: &Path) -> io::Result<()> {
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    if !folder.metadata()?.is_dir() {
+        return Err(Errno::NOTDIR.into());
+    }
+    Ok(accessat(CWD, folder, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)?)
+}
+
 impl Files {
     /// `path` is a folder that exists, and then `name` and the time become the file names, or a pattern whose
     /// file name contains [`TIME`].
@@ -174,16 +191,14 @@ impl Files {
     pub(super) fn check(&self, room: u64) -> Result<(), CreateError> {
         let mut files = self.existing()?;
         files.sort();
-        let folder = if self.folder.as_os_str().is_empty() { Path::new(".") } else { &self.folder };
-        let refused = accessat(CWD, folder, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS).err();
-        let Some(errno) = refused else { return Ok(()) };
+        let Err(refused) = takes_files(&self.folder) else { return Ok(()) };
         let sum: u64 = files.iter().map(|file| file.bytes).sum();
         match files.into_iter().next() {
             // The first step is to delete it.
             Some(oldest) if sum.saturating_add(room) > self.disk_bytes => {
-                Err(CreateError::Delete { path: oldest.path, source: errno.into() })
+                Err(CreateError::Delete { path: oldest.path, source: refused })
             }
-            _ => Err(CreateError::Io(errno.into())),
+            _ => Err(CreateError::Io(refused)),
         }
     }
 

@@ -363,6 +363,8 @@ fn a_folder_below_the_state_of_the_daemon_is_made() {
     let (state, elsewhere) = (folder.path().join("state"), folder.path().join("elsewhere"));
     fs::create_dir(&state).unwrap();
     for path in [state.join("captures/dns"), state.join("patterns/dns-{time}.pcapng")] {
+        check("tap", &options(&path), Some(&state)).expect("its folder would be made");
+        assert!(check("tap", &options(&path), None).is_err(), "nobody would make it");
         make_folder("tap", &options(&path), &state).expect("its folder is made");
         drop(open("tap", &options(&path), soft0(), 1).expect("its folder is there"));
     }
@@ -373,8 +375,10 @@ fn a_folder_below_the_state_of_the_daemon_is_made() {
     make_folder("tap", &options(&elsewhere.join("captures")), &elsewhere).expect("nothing is to be made");
     assert!(!elsewhere.exists(), "the folder of the state is made by others");
     fs::write(state.join("file"), "").unwrap();
-    let refused = make_folder("tap", &options(&state.join("file/captures")), &state).unwrap_err().to_string();
+    let below_file = options(&state.join("file/captures"));
+    let refused = make_folder("tap", &below_file, &state).unwrap_err().to_string();
     assert!(refused.contains("sink `tap`") && refused.contains("file/captures"), "{refused}");
+    assert_eq!(check("tap", &below_file, Some(&state)).unwrap_err().to_string(), refused);
 }
 
 #[test]
