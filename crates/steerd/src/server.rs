@@ -22,7 +22,7 @@
 //! - Without a thread for a connection nothing is accepted; at most one connection is closed for its place.
 //! - The end of the server waits for no connection: their threads have only a weak reference to the router.
 //! - The limit of the exchange does not hold for an answer without an end ([`Endless`]): its router limits
-//!   how many there are.
+//!   how many there are, and ends those that are too many.
 //! - The request's header must arrive within [`HEADER_TIMEOUT`] and be no larger than [`HEADER_BYTES_MAX`]. A
 //!   router limits the body that it reads, and with [`Limits`] the whole exchange.
 //! - A client that does not read its answer for some time ([`Limits`]) is disconnected.
@@ -38,9 +38,8 @@ use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
-use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -56,7 +55,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::runtime::{self, Handle};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::{sleep, timeout};
 
 use crate::message::lacking;
@@ -75,16 +74,32 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(10);
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// How long an idle connection is kept at least while others need its place.
 const REQUEST_TIME: Duration = Duration::from_millis(20);
+/// How long the client of an answer that its router has ended ([`Endless`]) may take to read the rest.
+const REST_TIME: Duration = Duration::from_secs(2);
 /// How long threads of connections may take to end before the runtime that they use does.
 const THREADS_END: Duration = Duration::from_millis(100);
 
 pub(crate) type Body = BoxBody<Bytes, Infallible>;
 pub(crate) type Answer = Response<Body>;
 
-/// Marks an answer, as an extension of it, that ends with its connection: [`Limits::exchange`] does not hold
-/// for it, [`Limits::write`] does.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Endless;
+/// Marks an answer, as an extension of it, that ends when its router drops the sender: [`Limits::exchange`]
+/// does not hold for it, [`Limits::write`] does.
+#[derive(Clone, Debug)]
+pub(crate) struct Endless(pub(crate) watch::Receiver<()>);
+
+impl Endless {
+    /// Whether the router has ended the answer: its body is to end, too.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.0.has_changed().is_err()
+    }
+
+    /// Waits until the router has ended the answer, and its client could read the rest.
+    async fn ended(&self) {
+        let mut open = self.0.clone();
+        while open.changed().await.is_ok() {}
+        sleep(REST_TIME).await;
+    }
+}
 
 /// A bound address or socket.
 #[derive(Debug)]
@@ -463,7 +478,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send,
     R: Router,
 {
-    let is_endless = &AtomicBool::new(false);
+    let endless = &OnceLock::<Endless>::new();
     let service = service_fn(move |request: Request<Incoming>| {
         is_busy.store(true, Ordering::Relaxed);
         let router = router.upgrade();
@@ -471,8 +486,11 @@ where
             let Some(router) = router else {
                 return Ok::<_, Infallible>(text(StatusCode::SERVICE_UNAVAILABLE, "steerd is ending\n"));
             };
-            let answer = router.answer(request, peer).await;
-            is_endless.store(answer.extensions().get::<Endless>().is_some(), Ordering::Relaxed);
+            let mut answer = router.answer(request, peer).await;
+            if let Some(mark) = answer.extensions_mut().remove::<Endless>() {
+                // There is one request.
+                let _ = endless.set(mark);
+            }
             Ok(answer)
         }
     });
@@ -488,11 +506,16 @@ where
         .without_shutdown();
     let limit = R::LIMITS.exchange;
     let served = async {
-        let mut served = pin!(served);
         let Some(limit) = limit else { return Ok(served.await) };
-        match timeout(limit, &mut served).await {
-            Err(_) if is_endless.load(Ordering::Relaxed) => Ok(served.await),
-            ended => ended.map_err(|_| limit),
+        let over = async {
+            sleep(limit).await;
+            if let Some(endless) = endless.get() {
+                endless.ended().await;
+            }
+        };
+        tokio::select! {
+            ended = served => Ok(ended),
+            () = over => Err(limit),
         }
     };
     match served.await {
@@ -501,7 +524,7 @@ where
             let _ = timeout(LINGER_TIMEOUT, linger(parts.io.into_inner())).await;
         }
         Ok(Err(error)) => tracing::debug!("an HTTP connection ended early: {error}"),
-        Err(limit) => tracing::debug!("an HTTP client took more than {limit:?}"),
+        Err(limit) => tracing::debug!("an HTTP exchange was ended after {limit:?} or more"),
     }
 }
 

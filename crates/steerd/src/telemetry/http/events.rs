@@ -3,52 +3,55 @@
 //! A client that reads slowly gets fewer events, never old ones: the next event is made when the connection
 //! takes it. One that does not read is disconnected by the limit of the server, and one that has gone when an
 //! event cannot be written. Streams have few of the places of the server, so that scrapers and probes have
-//! the others.
+//! the others: one more ends the oldest, so that nobody keeps others out.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use http_body_util::BodyExt;
 use hyper::body::{Body, Bytes, Frame};
-use hyper::header::{CONTENT_TYPE, HeaderName, RETRY_AFTER};
-use hyper::{Response, StatusCode};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use hyper::Response;
+use hyper::header::{CONTENT_TYPE, HeaderName};
+use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::server::{Answer, Endless, text, with};
+use crate::server::{Answer, Endless, with};
 use crate::telemetry::pages::{LIFE, Page, Pages};
 
 /// The most streams at once.
 pub(crate) const STREAMS_MAX: usize = 16;
-const RETRY_SECONDS: &str = "5";
 /// Tells a proxy to pass events on at once.
 const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
-/// The streams of one server.
-#[derive(Debug)]
-pub(super) struct Streams(Arc<Semaphore>);
-
-impl Default for Streams {
-    fn default() -> Self {
-        Self(Arc::new(Semaphore::new(STREAMS_MAX)))
-    }
-}
+/// The streams of one server, the oldest first. A stream ends when its sender is dropped.
+#[derive(Debug, Default)]
+pub(super) struct Streams(Mutex<VecDeque<watch::Sender<()>>>);
 
 impl Streams {
-    /// The answer to a request for a stream.
+    /// The answer to a request for a stream, which ends the oldest one if there are too many.
     pub(super) fn start(&self, pages: &Arc<Pages>) -> Answer {
-        let Ok(place) = Arc::clone(&self.0).try_acquire_owned() else {
-            let why = format!("{STREAMS_MAX} pages are open already: close one, or try again later\n");
-            return with(text(StatusCode::SERVICE_UNAVAILABLE, why), RETRY_AFTER, RETRY_SECONDS);
-        };
+        let mark = Endless(self.add());
         let pages = Arc::clone(pages);
-        let events = Events { next: Box::pin(first(Arc::clone(&pages))), pages, _place: place };
+        let events = Events { next: Box::pin(first(Arc::clone(&pages))), pages, mark: mark.clone() };
         let mut answer = Response::new(events.boxed());
-        answer.extensions_mut().insert(Endless);
+        answer.extensions_mut().insert(mark);
         with(with(answer, CONTENT_TYPE, Page::Live.content_type()), BUFFERING, "no")
+    }
+
+    fn add(&self) -> watch::Receiver<()> {
+        let (stream, receiver) = watch::channel(());
+        let mut streams = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // The connections of the others are closed.
+        streams.retain(|stream| !stream.is_closed());
+        if streams.len() == STREAMS_MAX {
+            streams.pop_front();
+        }
+        streams.push_back(stream);
+        receiver
     }
 }
 
@@ -58,7 +61,7 @@ type NextEvent = Pin<Box<dyn Future<Output = Bytes> + Send + Sync>>;
 struct Events {
     pages: Arc<Pages>,
     next: NextEvent,
-    _place: OwnedSemaphorePermit,
+    mark: Endless,
 }
 
 async fn first(pages: Arc<Pages>) -> Bytes {
@@ -81,7 +84,26 @@ impl Body for Events {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let event = ready!(self.next.as_mut().poll(cx));
+        if self.mark.has_ended() {
+            return Poll::Ready(None);
+        }
         self.next = Box::pin(later(Arc::clone(&self.pages)));
         Poll::Ready(Some(Ok(Frame::data(event))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_closed_stream_leaves_its_place_to_the_next() {
+        let streams = Streams::default();
+        let mut open: Vec<Endless> = (0..STREAMS_MAX).map(|_| Endless(streams.add())).collect();
+        open.remove(3);
+        open.push(Endless(streams.add()));
+        assert!(!open.iter().any(Endless::has_ended));
+        open.push(Endless(streams.add()));
+        assert!(open[0].has_ended() && !open[1..].iter().any(Endless::has_ended));
     }
 }

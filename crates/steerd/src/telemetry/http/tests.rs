@@ -97,6 +97,14 @@ fn answer(mut stream: TcpStream) -> String {
     text
 }
 
+/// Whether the server has not closed the connection, although the client may have much to read.
+fn is_served(stream: &TcpStream) -> bool {
+    let (server, client) = (stream.peer_addr().expect("address"), stream.local_addr().expect("address"));
+    // proc(5), net/tcp: local and remote address, then the state; 01 is ESTABLISHED.
+    let table = std::fs::read_to_string("/proc/net/tcp").expect("/proc/net/tcp");
+    table.contains(&format!(" 0100007F:{:04X} 0100007F:{:04X} 01 ", server.port(), client.port()))
+}
+
 /// Until the server closes the connection, with an answer or without.
 fn closed_after(mut stream: TcpStream) -> Duration {
     let begun = Instant::now();
@@ -165,17 +173,9 @@ fn a_client_that_does_not_read_is_given_up() {
     // More than the sockets' buffers take (tcp(7): tcp_wmem and tcp_rmem are 6 MiB at most by default).
     let (server, address) = serve(&Arc::new(Made { rules: 100_000, ..Made::default() }));
     let stream = ask(address, "/metrics");
-    let socket = |stream: &TcpStream| stream.local_addr().expect("address").port();
-    let port = socket(&stream);
-    let is_open = || {
-        // proc(5), net/tcp: local and remote address, then the state; 01 is ESTABLISHED.
-        let table = std::fs::read_to_string("/proc/net/tcp").expect("/proc/net/tcp");
-        let server_side = format!(" 0100007F:{:04X} 0100007F:{port:04X} 01 ", address.port());
-        table.contains(&server_side)
-    };
-    assert!(is_open(), "it has just been made");
+    assert!(is_served(&stream), "it has just been made");
     let begun = Instant::now();
-    while is_open() {
+    while is_served(&stream) {
         assert!(begun.elapsed() < TIMEOUT, "still served");
         std::thread::sleep(Duration::from_millis(50));
     }
