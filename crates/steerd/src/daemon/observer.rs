@@ -13,14 +13,14 @@ use softnic::{OwnedNic, PortStats};
 use worker::{ClockRelation, ReceiveKind, ReceiveQueueHealth, Traffic, WorkerControl};
 
 use crate::api::model;
-use crate::daemon::board::Board;
+use crate::daemon::board::{Board, Published};
 use crate::daemon::dataplane::DropReader;
 use crate::daemon::device::{OpenDevice, OutOfBuffer, Soft};
 use crate::daemon::device_events::EventCounts;
 use crate::daemon::health::{DownPort, Health, Part, Progress};
 use crate::daemon::libmlx5::PreloadedNic;
 use crate::daemon::trace::TraceTotals;
-use crate::state::State;
+use crate::state::{RuleState, State};
 use crate::telemetry::logging::Log;
 pub(super) use snapshot::{Moment, dropped, sent_dropped};
 
@@ -147,6 +147,11 @@ impl Observer {
     /// The state without counters: nothing here asks the device.
     pub(crate) fn status(&self) -> model::Status {
         snapshot::status(self)
+    }
+
+    /// The rules of a publication, without counts: nothing here asks the device.
+    pub(super) fn rules(&self, published: &Published) -> Vec<RuleState> {
+        snapshot::rules(self, published)
     }
 
     /// The state now. Queries the device, which may block.

@@ -1,5 +1,5 @@
-//! The documents of the page at `/` that need more than the state: the policy in force with its texts and an
-//! example packet of each rule, the history with the differences between its policies, and the explanation of
+//! The documents of the page at `/` that need more than the state: the policy in force with an example packet
+//! of each rule, its texts, the history with the differences between its policies, and the explanation of
 //! a packet. docs/reference/page.md describes their keys.
 
 mod rule_facts;
@@ -16,7 +16,7 @@ use crate::daemon::observer::Observer;
 use crate::effects::Effect;
 use crate::explained::{self, ExplainedPacket};
 use crate::policy_file::Inputs;
-use crate::state::{RuleState, State};
+use crate::state::RuleState;
 use crate::terminal::output::Versioned;
 pub(super) use rule_facts::RuleFacts;
 use rule_facts::{ExamplePacket, FactsOfRules, RuleFact};
@@ -33,9 +33,15 @@ struct PolicyDocument<'s> {
     sha256: &'s str,
     /// Whether the examples and shares are known: they are computed after the first request.
     is_complete: bool,
+    rules: Vec<PolicyRule<'s>>,
+}
+
+/// The texts of the policy in force.
+#[derive(Serialize)]
+struct TextsDocument<'s> {
+    sha256: &'s str,
     /// The policy itself, then the files that it names.
     files: Vec<PolicyFile<'s>>,
-    rules: Vec<PolicyRule<'s>>,
 }
 
 #[derive(Serialize)]
@@ -79,24 +85,28 @@ impl<'s> PolicyRule<'s> {
     }
 }
 
-/// The policy in force as JSON. `state`: of the daemon now.
-pub(super) fn policy(
-    policy: &PolicyInForce,
-    facts: &RuleFacts,
-    state: &State,
-) -> Result<Vec<u8>, serde_json::Error> {
+/// The policy in force as JSON.
+pub(super) fn policy(observer: &Observer, facts: &RuleFacts) -> Result<Vec<u8>, serde_json::Error> {
+    // One reading, so that rules and facts are those of one program.
+    let published = observer.board.read();
+    let policy = &published.policy;
     let known = facts.of(policy);
     let no_facts = FactsOfRules::default();
     let facts = known.as_deref().unwrap_or(&no_facts);
-    let rules = state.rules.iter().filter(|rule| rule.current);
+    let rules = observer.rules(&published);
     let document = PolicyDocument {
-        source: &state.policy.source,
-        generation: state.policy.generation,
+        source: &policy.source.to_string(),
+        generation: policy.generation,
         sha256: &policy.inputs.sha256,
         is_complete: known.is_some(),
-        files: files(&policy.inputs),
-        rules: rules.map(|rule| PolicyRule::of(rule, facts.get(&rule.name))).collect(),
+        rules: rules.iter().map(|rule| PolicyRule::of(rule, facts.get(&rule.name))).collect(),
     };
+    serde_json::to_vec(&Versioned::new(&document))
+}
+
+/// The texts of the policy in force as JSON.
+pub(super) fn policy_texts(inputs: &Inputs) -> Result<Vec<u8>, serde_json::Error> {
+    let document = TextsDocument { sha256: &inputs.sha256, files: files(inputs) };
     serde_json::to_vec(&Versioned::new(&document))
 }
 

@@ -45,9 +45,13 @@ impl Source for Service {
         self.parts.observer.board.read().changes
     }
 
-    fn policy(&self, state: &State) -> Result<Vec<u8>, String> {
-        let published = self.parts.observer.board.read();
-        page::policy(&published.policy, &self.facts, state).map_err(|error| error.to_string())
+    fn policy(&self) -> Result<Vec<u8>, String> {
+        page::policy(&self.parts.observer, &self.facts).map_err(|error| error.to_string())
+    }
+
+    fn policy_texts(&self) -> Result<Vec<u8>, String> {
+        let policy = &self.parts.observer.board.read().policy;
+        page::policy_texts(&policy.inputs).map_err(|error| error.to_string())
     }
 
     fn history(&self) -> Result<Vec<u8>, String> {

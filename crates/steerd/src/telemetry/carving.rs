@@ -160,7 +160,7 @@ impl CarvingStatus {
                     .map(Bytes::from)
                     .map_err(|error| error.to_string())
             }
-            Page::Top | Page::Live | Page::Policy | Page::History => {
+            Page::Top | Page::Live | Page::Policy | Page::PolicyTexts | Page::History => {
                 Err("filters count no packets".to_owned())
             }
         }

@@ -228,6 +228,7 @@ impl Answers {
         let page = match request.uri.path() {
             "/api/v1/events" => return self.streams.start(pages),
             "/api/v1/policy" => Some(Page::Policy),
+            "/api/v1/policy/texts" => Some(Page::PolicyTexts),
             "/api/v1/history" => Some(Page::History),
             "/api/v1/explain" => None,
             _ => return text(StatusCode::NOT_FOUND, "no such page\n"),

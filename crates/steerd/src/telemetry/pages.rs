@@ -1,13 +1,14 @@
-//! The pages that show the state and the policy, rendered by a thread of their own for all servers.
+//! The pages that show the state and the policy, rendered by threads of their own for all servers: one for
+//! the state, and one for the policy, whose texts may be long, so that they delay no scrape.
 //!
 //! A page is rendered when a client requests it and the last one is outdated: once for all clients that wait,
 //! and shared as [`Bytes`]. The number of requests changes neither work nor memory. A page that takes long to
-//! render is kept longer, so that rendering never takes more than a fifth of a core. An outdated page is
+//! render is kept longer, so that a thread never takes more than a fifth of a core. An outdated page is
 //! freed: with thousands of rules it is larger than the program.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use std::{fmt, io};
@@ -40,11 +41,17 @@ pub(crate) trait Source: Send + Sync {
     /// Grows when the policy in force changes, which makes earlier pages outdated.
     fn changes(&self) -> u64;
 
-    /// The policy in force as JSON; `state`: of the daemon now.
+    /// The rules of the policy in force as JSON. Does not query the device.
     ///
     /// # Errors
-    /// It cannot be written.
-    fn policy(&self, state: &State) -> Result<Vec<u8>, String>;
+    /// They cannot be written.
+    fn policy(&self) -> Result<Vec<u8>, String>;
+
+    /// The texts of the policy in force as JSON.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    fn policy_texts(&self) -> Result<Vec<u8>, String>;
 
     /// The policies that were in force as JSON.
     ///
@@ -68,28 +75,62 @@ pub(crate) enum Page {
     /// The state as an event of a stream.
     Live,
     Policy,
+    PolicyTexts,
     History,
 }
 
+/// The thread that renders a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    State,
+    Policy,
+}
+
+impl Part {
+    const ALL: [Self; 2] = [Self::State, Self::Policy];
+
+    const fn thread_name(self) -> &'static str {
+        match self {
+            Self::State => "pages",
+            Self::Policy => "policy pages",
+        }
+    }
+
+    const fn timed_out(self) -> &'static str {
+        match self {
+            Self::State => "the state is not available: the device does not answer in time\n",
+            Self::Policy => "the policy is not available: its pages are not rendered in time\n",
+        }
+    }
+
+    fn pages(self) -> impl Iterator<Item = Page> {
+        Page::ALL.into_iter().filter(move |page| page.part() == self)
+    }
+}
+
 impl Page {
-    const ALL: [Self; 6] = [Self::Metrics, Self::State, Self::Top, Self::Live, Self::Policy, Self::History];
+    const ALL: [Self; 7] = [
+        Self::Metrics,
+        Self::State,
+        Self::Top,
+        Self::Live,
+        Self::Policy,
+        Self::PolicyTexts,
+        Self::History,
+    ];
+
+    const fn part(self) -> Part {
+        match self {
+            Self::Metrics | Self::State | Self::Top | Self::Live => Part::State,
+            Self::Policy | Self::PolicyTexts | Self::History => Part::Policy,
+        }
+    }
 
     pub(crate) fn content_type(self) -> &'static str {
         match self {
             Self::Metrics => prometheus::TEXT_FORMAT,
-            Self::State | Self::Top | Self::Policy | Self::History => "application/json",
+            Self::State | Self::Top | Self::Policy | Self::PolicyTexts | Self::History => "application/json",
             Self::Live => "text/event-stream",
-        }
-    }
-
-    fn render(self, source: &dyn Source, state: &State, sampler: &mut Sampler) -> Result<Bytes, String> {
-        match self {
-            Self::Metrics => metrics::render(state).map(Bytes::from).map_err(|error| error.to_string()),
-            Self::State => json(state),
-            Self::Top => json(&sampler.top(state)),
-            Self::Live => live::event(state).map(Bytes::from).map_err(|error| error.to_string()),
-            Self::Policy => source.policy(state).map(Bytes::from),
-            Self::History => source.history().map(Bytes::from),
         }
     }
 }
@@ -103,7 +144,7 @@ fn json(value: &impl Serialize) -> Result<Bytes, String> {
 struct Made<T> {
     content: T,
     until: Instant,
-    /// [`Source::changes`] before the state was read.
+    /// [`Source::changes`] before it was made.
     changes: u64,
 }
 
@@ -129,7 +170,16 @@ struct Slots {
 pub(crate) struct Pages {
     slots: Arc<Slots>,
     source: Arc<dyn Source>,
-    wake: SyncSender<()>,
+    wakes: Wakes,
+}
+
+/// What wakes the thread of each part.
+type Wakes = [SyncSender<()>; Part::ALL.len()];
+
+/// Wakes the thread of a part.
+fn wake(wakes: &Wakes, part: Part) {
+    // Full: it has been woken and has not started yet.
+    let _ = wakes[part as usize].try_send(());
 }
 
 impl fmt::Debug for Pages {
@@ -141,39 +191,30 @@ impl fmt::Debug for Pages {
 impl Pages {
     pub(crate) fn start(source: Arc<dyn Source>) -> io::Result<(Arc<Self>, Renderer)> {
         let slots = Arc::new(Slots { state: Slot::new(), pages: Page::ALL.map(|_| Slot::new()) });
-        let (wake, woken) = mpsc::sync_channel(1);
         let stopping = Arc::new(AtomicBool::new(false));
-        let thread = {
+        let start = |part: Part| {
+            let (wake, woken) = mpsc::sync_channel(1);
             let stopping = Arc::clone(&stopping);
             let (slots, source) = (Arc::clone(&slots), Arc::clone(&source));
-            let mut sampler = Sampler::default();
-            std::thread::Builder::new().name("pages".into()).spawn(move || {
-                loop {
-                    let wait =
-                        slots.kept_until().map(|until| until.saturating_duration_since(Instant::now()));
-                    match wait
-                        .map_or_else(|| woken.recv().map_err(Into::into), |wait| woken.recv_timeout(wait))
-                    {
-                        Ok(()) if stopping.load(Ordering::Acquire) => return,
-                        Ok(()) => slots.make(&*source, &mut sampler),
-                        Err(RecvTimeoutError::Timeout) => slots.drop_outdated(),
-                        Err(RecvTimeoutError::Disconnected) => return,
-                    }
-                }
-            })?
+            let thread = std::thread::Builder::new().name(part.thread_name().into());
+            let thread = thread.spawn(move || slots.serve(part, &*source, &woken, &stopping))?;
+            Ok::<_, io::Error>((thread, wake))
         };
-        let renderer = Renderer { thread, stopping, wake: wake.clone() };
-        Ok((Arc::new(Self { slots, source, wake }), renderer))
+        let [(of_state, wake_state), (of_policy, wake_policy)] =
+            [start(Part::State)?, start(Part::Policy)?];
+        let wakes = [wake_state, wake_policy];
+        let renderer = Renderer { threads: [of_state, of_policy], stopping, wakes: wakes.clone() };
+        Ok((Arc::new(Self { slots, source, wakes }), renderer))
     }
 
     /// Returns the page once it is up to date.
     pub(crate) async fn rendered(&self, page: Page) -> Result<Bytes, &'static str> {
-        self.up_to_date(&self.slots.pages[page as usize]).await
+        self.up_to_date(&self.slots.pages[page as usize], page.part()).await
     }
 
     /// Returns the state once it is up to date.
     pub(crate) async fn state(&self) -> Result<Arc<State>, &'static str> {
-        self.up_to_date(&self.slots.state).await
+        self.up_to_date(&self.slots.state, Part::State).await
     }
 
     /// The explanation of a packet: see [`Source::explain`].
@@ -181,7 +222,7 @@ impl Pages {
         self.source.explain(packet, direction)
     }
 
-    async fn up_to_date<T: Clone>(&self, slot: &Slot<T>) -> Result<T, &'static str> {
+    async fn up_to_date<T: Clone>(&self, slot: &Slot<T>, part: Part) -> Result<T, &'static str> {
         let made = async {
             let since = self.source.changes();
             let mut made = slot.made.subscribe();
@@ -190,64 +231,82 @@ impl Pages {
                     return Ok(made.content.clone());
                 }
                 slot.wanted.store(true, Ordering::Release);
-                // Full: the renderer has been woken and has not started yet.
-                let _ = self.wake.try_send(());
+                wake(&self.wakes, part);
                 made.changed().await.map_err(|_| "the state is not available\n")?;
             }
         };
         let made = tokio::time::timeout(TIMEOUT, made).await;
-        made.unwrap_or(Err("the state is not available: the device does not answer in time\n"))
+        made.unwrap_or(Err(part.timed_out()))
     }
 }
 
-/// The thread that renders.
+/// The threads that render.
 #[derive(Debug)]
 pub(crate) struct Renderer {
-    thread: JoinHandle<()>,
+    threads: [JoinHandle<()>; Part::ALL.len()],
     stopping: Arc<AtomicBool>,
-    wake: SyncSender<()>,
+    wakes: Wakes,
 }
 
 impl Renderer {
-    /// Whether its thread has exited unexpectedly.
+    /// Whether one of its threads has exited unexpectedly.
     pub(crate) fn has_ended(&self) -> bool {
-        self.thread.is_finished()
+        self.threads.iter().any(JoinHandle::is_finished)
     }
 
-    /// Also while threads of connections still have the [`Pages`]. `false`: it did not end within `timeout`,
-    /// because it waits for the device.
+    /// Also while threads of connections still have the [`Pages`]. `false`: a thread did not end within
+    /// `timeout`, because it waits for the device.
     pub(crate) fn stop(self, timeout: Duration) -> bool {
         self.stopping.store(true, Ordering::Release);
-        // Full: it has been woken already.
-        let _ = self.wake.try_send(());
-        server::joined(self.thread, timeout)
+        Part::ALL.into_iter().for_each(|part| wake(&self.wakes, part));
+        let end = Instant::now() + timeout;
+        let left = || end.saturating_duration_since(Instant::now());
+        self.threads.into_iter().fold(true, |all, thread| server::joined(thread, left()) && all)
     }
 }
 
 impl Slots {
-    fn kept_until(&self) -> Option<Instant> {
-        let pages = self.pages.iter().filter_map(Slot::kept_until);
-        pages.chain(self.state.kept_until()).min()
+    /// Makes the pages of a part when they are wanted, until the end.
+    fn serve(&self, part: Part, source: &dyn Source, woken: &Receiver<()>, stopping: &AtomicBool) {
+        let mut sampler = Sampler::default();
+        loop {
+            let wait = self.kept_until(part).map(|until| until.saturating_duration_since(Instant::now()));
+            match wait.map_or_else(|| woken.recv().map_err(Into::into), |wait| woken.recv_timeout(wait)) {
+                Ok(()) if stopping.load(Ordering::Acquire) => return,
+                Ok(()) => self.make(part, source, &mut sampler),
+                Err(RecvTimeoutError::Timeout) => self.drop_outdated(part),
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
     }
 
-    fn drop_outdated(&self) {
-        self.state.drop_outdated();
-        self.pages.iter().for_each(Slot::drop_outdated);
+    /// The state, for the part that it belongs to.
+    fn state_of(&self, part: Part) -> Option<&Slot<Arc<State>>> {
+        (part == Part::State).then_some(&self.state)
     }
 
-    fn make(&self, source: &dyn Source, sampler: &mut Sampler) {
+    fn kept_until(&self, part: Part) -> Option<Instant> {
+        let pages = part.pages().filter_map(|page| self.pages[page as usize].kept_until());
+        pages.chain(self.state_of(part).and_then(Slot::kept_until)).min()
+    }
+
+    fn drop_outdated(&self, part: Part) {
+        self.state_of(part).into_iter().for_each(Slot::drop_outdated);
+        part.pages().for_each(|page| self.pages[page as usize].drop_outdated());
+    }
+
+    fn make(&self, part: Part, source: &dyn Source, sampler: &mut Sampler) {
         // Pages that were asked for again while they were made for others are not made again.
-        if self.state.takes_request(source) {
+        if self.state_of(part).is_some_and(|state| state.takes_request(source)) {
             self.fresh_state(source);
         }
-        for page in Page::ALL {
+        for page in part.pages() {
             let slot = &self.pages[page as usize];
             if !slot.takes_request(source) {
                 continue;
             }
-            let begun = Instant::now();
-            let Made { content: state, changes, .. } = self.fresh_state(source);
-            match page.render(source, &state, sampler) {
+            let (begun, changes) = (Instant::now(), source.changes());
+            match self.render(page, source, sampler) {
                 Ok(content) => {
                     let until = Instant::now() + LIFE.max(LIFE_PER_WORK * begun.elapsed());
                     slot.made.send_replace(Some(Made { content, until, changes }));
@@ -257,15 +316,29 @@ impl Slots {
         }
     }
 
+    fn render(&self, page: Page, source: &dyn Source, sampler: &mut Sampler) -> Result<Bytes, String> {
+        let state = || self.fresh_state(source);
+        match page {
+            Page::Metrics => metrics::render(&state()).map(Bytes::from).map_err(|error| error.to_string()),
+            Page::State => json(&state()),
+            Page::Top => json(&sampler.top(&state())),
+            Page::Live => live::event(&state()).map(Bytes::from).map_err(|error| error.to_string()),
+            Page::Policy => source.policy().map(Bytes::from),
+            Page::PolicyTexts => source.policy_texts().map(Bytes::from),
+            Page::History => source.history().map(Bytes::from),
+        }
+    }
+
     /// The last state, or one that is made now.
-    fn fresh_state(&self, source: &dyn Source) -> Made<Arc<State>> {
+    fn fresh_state(&self, source: &dyn Source) -> Arc<State> {
         let changes = source.changes();
         let last = self.state.made.borrow().clone();
-        last.filter(|last| last.is_fresh(changes)).unwrap_or_else(|| {
+        let last = last.filter(|last| last.is_fresh(changes)).map(|last| last.content);
+        last.unwrap_or_else(|| {
             let content = source.state();
-            let made = Made { content, until: Instant::now() + LIFE, changes };
-            self.state.made.send_replace(Some(made.clone()));
-            made
+            let made = Made { content: Arc::clone(&content), until: Instant::now() + LIFE, changes };
+            self.state.made.send_replace(Some(made));
+            content
         })
     }
 }

@@ -104,8 +104,9 @@ fn the_page_and_its_data_are_served_by_the_daemon() {
     assert_eq!(status, 200);
     assert!(html.starts_with("<!doctype html>") && html.contains("/api/v1/events"));
     let policy = running.policy();
-    let file = &policy["files"][0];
-    assert_eq!(file["text"], POLICY);
+    let texts = running.json("/api/v1/policy/texts");
+    let file = &texts["files"][0];
+    assert_eq!((&file["text"], &texts["sha256"]), (&Value::from(POLICY), &policy["sha256"]));
     let dns = rule(&policy, "dns");
     assert_eq!((&dns["file"], &dns["placement"]), (&file["name"], &Value::from("hardware")));
     let line = usize::try_from(dns["line"].as_u64().expect("a line")).expect("small");

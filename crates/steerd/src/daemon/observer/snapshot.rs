@@ -60,12 +60,7 @@ pub(super) fn of(observer: &Observer, drops: Option<Arc<[DropTotals]>>, moment: 
     let stats = caught_up(observer, &snapshots, drops.as_deref().unwrap_or_default());
     let ports = ports(observer, stats.as_deref());
     let published = observer.board.read();
-    let program = &*published.policy.program;
-
-    let deciders = observer.opened.has_xdp_program().then(|| published.policy.deciders());
-    let mut deciders = deciders.map(<[RuleDeciders]>::to_vec).unwrap_or_default();
-    nic_drops::add_deciders(&mut deciders, &published.nic_drops);
-    let mut rules = Rules::of(program, &deciders);
+    let mut rules = Rules::in_force(observer, &published);
     snapshots.iter().for_each(|snapshot| rules.add_worker(snapshot));
     match &drops {
         Some(drops) => drops.iter().for_each(|drop| rules.add_drops(drop)),
@@ -117,6 +112,11 @@ pub(super) fn of(observer: &Observer, drops: Option<Arc<[DropTotals]>>, moment: 
         degraded: observer.health.degraded(),
         ports,
     }
+}
+
+/// The rules in force, without counts: nothing here asks the device.
+pub(super) fn rules(observer: &Observer, published: &Published) -> Vec<RuleState> {
+    Rules::in_force(observer, published).list
 }
 
 /// The state without counters: nothing here asks the device.
@@ -260,6 +260,14 @@ struct Rules {
 }
 
 impl Rules {
+    /// The rules in force, without counts.
+    fn in_force(observer: &Observer, published: &Published) -> Self {
+        let deciders = observer.opened.has_xdp_program().then(|| published.policy.deciders());
+        let mut deciders = deciders.map(<[RuleDeciders]>::to_vec).unwrap_or_default();
+        nic_drops::add_deciders(&mut deciders, &published.nic_drops);
+        Self::of(&published.policy.program, &deciders)
+    }
+
     /// `deciders`: by rule, on a network interface.
     fn of(program: &Program, deciders: &[RuleDeciders]) -> Self {
         let exceptions: BTreeSet<RuleId> = program.exceptions.iter().map(|step| step.rule).collect();

@@ -25,6 +25,8 @@ struct Made {
     changes: AtomicU64,
     /// If there is one: a state comes when it says so.
     held: Option<Mutex<Receiver<()>>>,
+    /// The same for the texts of the policy.
+    held_texts: Option<Mutex<Receiver<()>>>,
 }
 
 impl Source for Made {
@@ -42,8 +44,15 @@ impl Source for Made {
         self.changes.load(Ordering::Relaxed)
     }
 
-    fn policy(&self, state: &State) -> Result<Vec<u8>, String> {
-        Ok(format!("{{\"policy of\": {}}}", state.rules.len()).into())
+    fn policy(&self) -> Result<Vec<u8>, String> {
+        Ok(format!("{{\"policy of\": {}}}", self.rules).into())
+    }
+
+    fn policy_texts(&self) -> Result<Vec<u8>, String> {
+        if let Some(held) = &self.held_texts {
+            let _ = held.lock().expect("nobody panics with it").recv();
+        }
+        Ok(b"{\"files\": []}".into())
     }
 
     fn history(&self) -> Result<Vec<u8>, String> {
@@ -121,6 +130,18 @@ fn a_slow_device_delays_no_other_page() {
     assert!(answer(ask(address, "/healthz")).contains("200 OK"));
     release.send(()).expect("still waiting");
     assert!(answer(scrape).contains("200 OK"));
+    assert!(server.stop(TIMEOUT));
+}
+
+#[test]
+fn long_texts_delay_no_scrape() {
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let held_texts = Some(Mutex::new(held));
+    let (server, address) = serve(&Arc::new(Made { held_texts, ..Made::default() }));
+    let texts = ask(address, "/api/v1/policy/texts");
+    assert!(answer(ask(address, "/metrics")).contains("200 OK"));
+    release.send(()).expect("still waiting");
+    assert!(answer(texts).ends_with("{\"files\": []}"));
     assert!(server.stop(TIMEOUT));
 }
 

@@ -127,8 +127,13 @@ fn the_data_of_the_page_are_those_of_the_source() {
     assert!(server.stop(TIMEOUT));
 }
 
-const DATA: [&str; 4] =
-    ["/api/v1/events", "/api/v1/policy", "/api/v1/history", "/api/v1/explain?packet=protocol=udp"];
+const DATA: [&str; 5] = [
+    "/api/v1/events",
+    "/api/v1/policy",
+    "/api/v1/policy/texts",
+    "/api/v1/history",
+    "/api/v1/explain?packet=protocol=udp",
+];
 
 #[test]
 fn the_token_guards_the_data_but_not_the_page() {
@@ -152,8 +157,8 @@ fn the_policy_is_not_shown_to_a_network_without_a_token() {
         assert!(server.stop(TIMEOUT));
         statuses
     };
-    assert_eq!(statuses(None), [200, 403, 403, 403]);
-    assert_eq!(statuses(Some("correct-horse-battery")), [200; 4]);
+    assert_eq!(statuses(None), [200, 403, 403, 403, 403]);
+    assert_eq!(statuses(Some("correct-horse-battery")), [200; 5]);
 }
 
 #[test]
