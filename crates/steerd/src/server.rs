@@ -147,7 +147,11 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start<R: Router>(listener: Listener, router: R) -> io::Result<Self> {
-        let runtime = runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+        let runtime = runtime::Builder::new_current_thread()
+            .thread_name(format!("{} computing", R::LIMITS.name))
+            .enable_io()
+            .enable_time()
+            .build()?;
         let (stop, stopped) = oneshot::channel::<()>();
         let serve = async move {
             let listener = Accepting::new(listener)?;
@@ -169,6 +173,8 @@ impl Server {
             if let Err(error) = runtime.block_on(serve) {
                 tracing::error!(%error, "the server of {} failed", R::LIMITS.name);
             }
+            // Nobody waits any more for what other threads compute.
+            runtime.shutdown_background();
         })?;
         Ok(Self { stop, thread })
     }

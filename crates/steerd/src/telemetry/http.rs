@@ -25,6 +25,8 @@ use hyper::http::request::Parts;
 use hyper::{Method, Request, StatusCode};
 use policy::policy::Direction;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
 
 use crate::server::{Answer, Limits, Listener, Peer, Router, Server, text, whole, with};
 use crate::settings::Http;
@@ -131,7 +133,8 @@ impl Bound {
     fn serve_content(self, content: Content, health: Arc<dyn Probes>) -> Result<Server, Error> {
         let Self { listener, address, access } = self;
         let shows_policy = address.ip().to_canonical().is_loopback() || access.requires_token();
-        let answers = Answers { access, shows_policy, content, health, streams: Streams::default() };
+        let (streams, explaining) = (Streams::default(), Arc::new(Semaphore::new(1)));
+        let answers = Answers { access, shows_policy, content, health, streams, explaining };
         Server::start(Listener::Tcp(listener), answers).map_err(Error::Start)
     }
 }
@@ -171,6 +174,8 @@ struct Answers {
     content: Content,
     health: Arc<dyn Probes>,
     streams: Streams,
+    /// The place of the explanation that is being computed.
+    explaining: Arc<Semaphore>,
 }
 
 impl Router for Answers {
@@ -240,7 +245,25 @@ impl Answers {
         }
         match page {
             Some(page) => self.rendered(page).await,
-            None => explained(pages, request.uri.query().unwrap_or_default()),
+            None => self.explained(pages, request.uri.query().unwrap_or_default()).await,
+        }
+    }
+
+    /// The explanation of the packet of a query. It takes time with the number of flows, so another thread
+    /// computes it, one at a time: the thread of the server has the probes to answer.
+    async fn explained(&self, pages: &Arc<Pages>, query: &str) -> Answer {
+        let Ok(place) = Arc::clone(&self.explaining).try_acquire_owned() else {
+            return text(StatusCode::SERVICE_UNAVAILABLE, "another packet is being explained: try again\n");
+        };
+        let (pages, query) = (Arc::clone(pages), query.to_owned());
+        let explained = move || {
+            let _place = place;
+            explain(&pages, &query)
+        };
+        match spawn_blocking(explained).await {
+            Ok(Ok(explained)) => with(whole(explained), CONTENT_TYPE, "application/json"),
+            Ok(Err(why)) => text(StatusCode::BAD_REQUEST, format!("{why}\n")),
+            Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("no explanation: {error}\n")),
         }
     }
 
@@ -266,14 +289,6 @@ impl Answers {
 fn without_token() -> Answer {
     let answer = text(StatusCode::UNAUTHORIZED, "a bearer token is required: see http.token_file\n");
     with(answer, WWW_AUTHENTICATE, "Bearer")
-}
-
-/// The explanation of the packet of a query.
-fn explained(pages: &Pages, query: &str) -> Answer {
-    match explain(pages, query) {
-        Ok(explained) => with(whole(explained), CONTENT_TYPE, "application/json"),
-        Err(why) => text(StatusCode::BAD_REQUEST, format!("{why}\n")),
-    }
 }
 
 fn explain(pages: &Pages, query: &str) -> Result<Vec<u8>, String> {

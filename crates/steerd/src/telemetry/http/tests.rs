@@ -22,11 +22,15 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 struct Made {
     rules: usize,
     asked: AtomicUsize,
+    /// How many explanations were begun.
+    explained: AtomicUsize,
     changes: AtomicU64,
     /// If there is one: a state comes when it says so.
     held: Option<Mutex<Receiver<()>>>,
     /// The same for the texts of the policy.
     held_texts: Option<Mutex<Receiver<()>>>,
+    /// The same for explanations.
+    held_explanations: Option<Mutex<Receiver<()>>>,
 }
 
 impl Source for Made {
@@ -60,6 +64,10 @@ impl Source for Made {
     }
 
     fn explain(&self, packet: &str, direction: Direction) -> Result<Vec<u8>, String> {
+        self.explained.fetch_add(1, Ordering::Relaxed);
+        if let Some(held) = &self.held_explanations {
+            let _ = held.lock().expect("nobody panics with it").recv();
+        }
         let key = policy::key_of_text(packet)?;
         Ok(format!("{{\"port\": {}, \"direction\": \"{direction:?}\"}}", key.outer.dst_port).into())
     }

@@ -127,6 +127,26 @@ fn the_data_of_the_page_are_those_of_the_source() {
     assert!(server.stop(TIMEOUT));
 }
 
+#[test]
+fn explanations_are_computed_one_at_a_time_and_delay_no_probe() {
+    const TARGET: &str = "/api/v1/explain?packet=protocol=udp";
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let held_explanations = Some(Mutex::new(held));
+    let source = Arc::new(Made { held_explanations, ..Made::default() });
+    let (server, address) = serve(&source);
+    let first = ask(address, TARGET);
+    let begun = Instant::now();
+    while source.explained.load(Ordering::Relaxed) == 0 {
+        assert!(begun.elapsed() < TIMEOUT, "not begun");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(status(&answer(ask(address, TARGET))), 503);
+    assert!(answer(ask(address, "/healthz")).contains("200 OK"));
+    release.send(()).expect("still waiting");
+    assert_eq!(status(&answer(first)), 200);
+    assert!(server.stop(TIMEOUT));
+}
+
 const DATA: [&str; 5] = [
     "/api/v1/events",
     "/api/v1/policy",
