@@ -5,6 +5,8 @@
 mod rule_facts;
 mod text_diff;
 
+use std::time::{Duration, Instant};
+
 use policy::policy::Direction;
 use program::RuleDeciders;
 use serde::Serialize;
@@ -24,6 +26,9 @@ use text_diff::TextDifference;
 
 /// The most bytes of text of a policy that the page shows: a browser has to lay it out.
 const TEXT_BYTES_MAX: usize = 4 << 20;
+
+/// How long texts of the history are compared in all; of the policies before, no difference is known.
+const DIFFERENCES_TIME: Duration = Duration::from_millis(200);
 
 /// The policy in force.
 #[derive(Serialize)]
@@ -136,9 +141,10 @@ struct PastEntry {
 pub(super) fn history(history: &History) -> Result<Vec<u8>, serde_json::Error> {
     let past = history.entries_with_inputs();
     let before = past.iter().skip(1).map(|(_, inputs)| Some(inputs)).chain([None]);
+    let end = Instant::now() + DIFFERENCES_TIME;
     let policies = past.iter().zip(before).map(|((entry, inputs), before)| PastEntry {
         entry: entry.clone(),
-        text_difference: before.and_then(|before| TextDifference::between(before, inputs)),
+        text_difference: before.and_then(|before| TextDifference::between(before, inputs, end)),
     });
     serde_json::to_vec(&Versioned::new(&HistoryDocument { policies: policies.collect() }))
 }
