@@ -7,11 +7,13 @@
 
 use std::sync::LazyLock;
 
+use hyper::Uri;
 use hyper::header::{
-    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, REFERRER_POLICY,
-    X_CONTENT_TYPE_OPTIONS,
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, HeaderName, HeaderValue, ORIGIN, REFERER,
+    REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
 };
 use hyper::http::request::Parts;
+use hyper::http::uri::Authority;
 use sha2::{Digest, Sha256};
 
 use crate::server::{Answer, whole, with};
@@ -48,11 +50,24 @@ pub(super) fn private(answer: Answer) -> Answer {
     with(with(answer, RESOURCE_POLICY, SAME_ORIGIN), X_CONTENT_TYPE_OPTIONS, "nosniff")
 }
 
-/// Whether a browser sends this request for a page of another site (Sec-Fetch-Site in the Fetch Metadata
-/// specification of the W3C), which could not read the answer, but take places and time.
+/// Whether a browser sends this request for a page of another site, which could not read the answer, but take
+/// places and time.
+///
+/// Browsers send Sec-Fetch-Site (Fetch Metadata, W3C) only to trustworthy addresses: those of loopback, and
+/// https. To others they may send Origin or Referer, unless the other page forbids it.
 pub(super) fn is_of_other_site(request: &Parts) -> bool {
-    let site = request.headers.get(FETCH_SITE).map(HeaderValue::as_bytes);
-    site.is_some_and(|site| site != b"same-origin" && site != b"none")
+    let values = |name: HeaderName| request.headers.get_all(name).iter();
+    let is_other_site = |site: &HeaderValue| site != SAME_ORIGIN && site != "none";
+    let host = || request.uri.authority().cloned().or_else(|| authority(request.headers.get(HOST)?));
+    let is_other_host = |url: &HeaderValue| {
+        let uri = Uri::try_from(url.as_bytes());
+        uri.ok().and_then(|uri| uri.into_parts().authority).is_none_or(|of| host() != Some(of))
+    };
+    values(FETCH_SITE).any(is_other_site) || values(ORIGIN).chain(values(REFERER)).any(is_other_host)
+}
+
+fn authority(host: &HeaderValue) -> Option<Authority> {
+    Authority::try_from(host.as_bytes()).ok()
 }
 
 /// The content of the only element of this name, which has no attributes.
@@ -79,6 +94,7 @@ fn base64(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use hyper::Request;
+    use hyper::http::request::Builder;
 
     use super::*;
 
@@ -117,15 +133,33 @@ mod tests {
 
     #[test]
     fn requests_for_pages_of_other_sites_are_known() {
-        let of = |site: Option<&str>| {
-            let request = Request::builder().uri("/");
-            let request = match site {
-                Some(site) => request.header(FETCH_SITE, site),
-                None => request,
-            };
-            is_of_other_site(&request.body(()).expect("a request").into_parts().0)
+        let of = |headers: &[(HeaderName, &str)]| {
+            let request = Request::builder().uri("/").header(HOST, "node7.example:9464");
+            let add = |request: Builder, (name, value): &(HeaderName, &str)| request.header(name, *value);
+            let request = headers.iter().fold(request, add).body(()).expect("a request");
+            is_of_other_site(&request.into_parts().0)
         };
-        assert_eq!([None, Some("same-origin"), Some("none")].map(of), [false; 3]);
-        assert_eq!([Some("cross-site"), Some("same-site"), Some("")].map(of), [true; 3]);
+        assert!(!of(&[]));
+        for (name, own, others) in [
+            (FETCH_SITE, ["same-origin", "none"], ["cross-site", "same-site", ""]),
+            (
+                ORIGIN,
+                ["http://node7.example:9464", "https://Node7.example:9464"],
+                ["http://node7.example", "https://other.example:9464", "null"],
+            ),
+            (
+                REFERER,
+                ["http://node7.example:9464/", "http://node7.example:9464/api?x=1"],
+                ["http://node7.example:80/", "http://other.example/node7.example:9464", "/"],
+            ),
+        ] {
+            for value in own {
+                assert!(!of(&[(name.clone(), value)]), "{name}: {value}");
+            }
+            for value in others {
+                assert!(of(&[(name.clone(), value)]), "{name}: {value}");
+                assert!(of(&[(name.clone(), own[0]), (name.clone(), value)]), "{name}: {value}");
+            }
+        }
     }
 }

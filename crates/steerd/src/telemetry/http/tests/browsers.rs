@@ -189,6 +189,8 @@ fn pages_of_other_sites_get_nothing() {
             let headers = format!("Sec-Fetch-Site: {site}\r\n");
             assert_eq!(status(&answered(address, "HEAD", target, &headers)), expected, "{target}: {site}");
         }
+        let headers = "Origin: http://other.example\r\n";
+        assert_eq!(status(&answered(address, "HEAD", target, headers)), 403, "{target}");
     }
     // A link leads to the page, which has no data.
     assert_eq!(status(&answered(address, "GET", "/", "Sec-Fetch-Site: cross-site\r\n")), 200);
