@@ -181,10 +181,9 @@ fn open_streams_do_not_delay_the_end() {
     for events in &mut open {
         assert!(events.next().is_some());
     }
-    let begun = Instant::now();
     let (status, summary, log) = running.daemon.terminate();
+    // A server that does not end in its time (`SERVER_TIMEOUT`, 2 s) is an error.
     assert!(status.success(), "{log}");
-    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}:\n{log}", begun.elapsed());
     assert!(summary.contains("\npacket accounting matches\n"), "{summary}");
     // What was sent before the end may still be read.
     for events in &mut open {
