@@ -109,15 +109,8 @@ impl Part {
 }
 
 impl Page {
-    const ALL: [Self; 7] = [
-        Self::Metrics,
-        Self::State,
-        Self::Top,
-        Self::Live,
-        Self::Policy,
-        Self::PolicyTexts,
-        Self::History,
-    ];
+    const ALL: [Self; 7] =
+        [Self::Metrics, Self::State, Self::Top, Self::Live, Self::Policy, Self::PolicyTexts, Self::History];
 
     const fn part(self) -> Part {
         match self {
@@ -200,8 +193,7 @@ impl Pages {
             let thread = thread.spawn(move || slots.serve(part, &*source, &woken, &stopping))?;
             Ok::<_, io::Error>((thread, wake))
         };
-        let [(of_state, wake_state), (of_policy, wake_policy)] =
-            [start(Part::State)?, start(Part::Policy)?];
+        let [(of_state, wake_state), (of_policy, wake_policy)] = [start(Part::State)?, start(Part::Policy)?];
         let wakes = [wake_state, wake_policy];
         let renderer = Renderer { threads: [of_state, of_policy], stopping, wakes: wakes.clone() };
         Ok((Arc::new(Self { slots, source, wakes }), renderer))
@@ -261,7 +253,11 @@ impl Renderer {
         Part::ALL.into_iter().for_each(|part| wake(&self.wakes, part));
         let end = Instant::now() + timeout;
         let left = || end.saturating_duration_since(Instant::now());
-        self.threads.into_iter().fold(true, |all, thread| server::joined(thread, left()) && all)
+        let mut all = true;
+        for thread in self.threads {
+            all &= server::joined(thread, left());
+        }
+        all
     }
 }
 

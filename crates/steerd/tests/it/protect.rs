@@ -89,9 +89,7 @@ fn protected_packets_in_a_coarse_flow_are_refused_even_if_lost_exceptions_are_al
     let policy = folder.path().join("p.toml");
     let (ok, errors, answer) = check(&policy, &coarse(), "mlx5");
     assert!(!ok && reaches(&answer) == ["safe", "safe", "safe", "missed"], "{answer:#}");
-    for part in
-        ["miss it on this device", "fragment", ":22 tcp", "allow_lost_exceptions does not apply"]
-    {
+    for part in ["miss it on this device", "fragment", ":22 tcp", "allow_lost_exceptions does not apply"] {
         assert!(errors.contains(part), "no {part} in {errors}");
     }
     // Workers return what is the host's.

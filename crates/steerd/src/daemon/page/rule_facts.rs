@@ -75,7 +75,7 @@ impl RuleFacts {
             let in_force = Arc::downgrade(policy);
             let computing = Computing { place: Arc::clone(&self.0), generation: policy.generation };
             let compute = move || {
-                // On Linux that of this thread only (setpriority(2)). Without it the work takes the same time.
+                // On Linux that of this thread only (setpriority(2)). Without it the work takes as long.
                 let _ = rustix::process::setpriority_process(None, NICE);
                 let is_wanted = || in_force.strong_count() > 0;
                 computing.end(|| compute(&inputs, &program, TIME, &is_wanted));

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use http_body_util::BodyExt;
-use hyper::body::{Body, Bytes, Frame};
 use hyper::Response;
+use hyper::body::{Body, Bytes, Frame};
 use hyper::header::{CONTENT_TYPE, HeaderName};
 use tokio::sync::watch;
 use tokio::time::sleep;

@@ -75,7 +75,8 @@ impl Image {
         let text = stderr(&output);
         // A program that cannot be run is a fault of the image.
         let is_broken = text.starts_with("chroot: failed to run command");
-        if !is_broken && ["unshare: ", "mount: ", "chroot: "].iter().any(|refused| text.starts_with(refused)) {
+        if !is_broken && ["unshare: ", "mount: ", "chroot: "].iter().any(|refused| text.starts_with(refused))
+        {
             not_run("the program of an image", text.trim());
             return None;
         }
