@@ -73,7 +73,7 @@ pub fn create(path: &Path) -> Result<File, FileError> {
 /// folder takes a file.
 ///
 /// # Errors
-/// As [`create`].
+/// The errors of [`create`].
 pub fn check_create(path: &Path) -> Result<(), FileError> {
     match open_with(path, OFlags::WRONLY) {
         Err(FileError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {

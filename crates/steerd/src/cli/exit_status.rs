@@ -87,7 +87,7 @@ pub(super) const RELOAD: ExitCodes = &[
     (8, "the daemon cannot be reached, does not answer, or does not let this user reload"),
 ];
 
-/// Those of diff(1).
+/// The exit codes of `diff`, which are those of diff(1).
 pub(super) const DIFF: ExitCodes = &[
     (0, "both policies treat every packet alike, however they are written"),
     (1, "they differ; with --model or --workers also: a rule is decided elsewhere"),

@@ -33,7 +33,7 @@ type Node<'t> = Spanned<DeValue<'t>>;
 /// The values of a text, without the entries that have problems.
 pub(super) struct Document<T> {
     pub(super) values: T,
-    /// The same as a table.
+    /// The document as a table of TOML.
     pub(super) table: toml::Table,
     pub(super) problems: Vec<Diagnostic>,
     /// The top keys of the entries that were left out.

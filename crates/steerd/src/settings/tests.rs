@@ -33,7 +33,7 @@ fn problem(text: &str, environment: &[(&str, &str)]) -> String {
     load_text(text, environment).expect_err("must be refused").diagnostics.to_string()
 }
 
-/// Also as on a terminal, with the marked text.
+/// The diagnostics are compared with the marked text that a terminal shows, too.
 #[test]
 fn texts_that_are_no_settings_are_not_shown() {
     let secret = "$6$salt";

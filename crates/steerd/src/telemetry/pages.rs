@@ -166,7 +166,7 @@ pub(crate) struct Pages {
     wakes: Wakes,
 }
 
-/// What wakes the thread of each part.
+/// The channels that wake the thread of each part.
 type Wakes = [SyncSender<()>; Part::ALL.len()];
 
 /// Wakes the thread of a part.
@@ -246,8 +246,8 @@ impl Renderer {
         self.threads.iter().any(JoinHandle::is_finished)
     }
 
-    /// Also while threads of connections still have the [`Pages`]. `false`: a thread did not end within
-    /// `timeout`, because it waits for the device.
+    /// Ends the threads, even while connections still have the [`Pages`]. `false`: a thread did not end
+    /// within `timeout`, because it waits for the device.
     pub(crate) fn stop(self, timeout: Duration) -> bool {
         self.stopping.store(true, Ordering::Release);
         Part::ALL.into_iter().for_each(|part| wake(&self.wakes, part));

@@ -54,7 +54,7 @@ struct Answer<'c> {
     diagnostics: Vec<&'c Diagnostic>,
     /// Warnings about the device of the settings.
     device_warnings: &'c [String],
-    /// What would refuse a start with the settings, and what it would warn of; `null`: not asked.
+    /// The errors and warnings of a start with the settings; `null`: not asked.
     start: Option<StartAnswer<'c>>,
     /// Who decides on a network interface; `null`: the device is none, or there is no program.
     interface: Option<Interface<'c>>,

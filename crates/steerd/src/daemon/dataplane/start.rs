@@ -210,7 +210,7 @@ fn none_in_force(source: PolicySource, compiled: &Compiled) -> PolicyInForce {
     }
 }
 
-/// What the settings say of a worker.
+/// The configuration of a worker, by the settings.
 pub(crate) fn worker_config(settings: &Settings, id: WorkerId, core: Option<usize>) -> WorkerConfig {
     let wanted = &settings.workers;
     WorkerConfig {

@@ -25,11 +25,11 @@ struct Made {
     /// How many explanations were begun.
     explained: AtomicUsize,
     changes: AtomicU64,
-    /// If there is one: a state comes when it says so.
+    /// The receiver that a state waits for.
     held: Option<Mutex<Receiver<()>>>,
-    /// The same for the texts of the policy.
+    /// The receiver that the texts of the policy wait for.
     held_texts: Option<Mutex<Receiver<()>>>,
-    /// The same for explanations.
+    /// The receiver that explanations wait for.
     held_explanations: Option<Mutex<Receiver<()>>>,
 }
 
