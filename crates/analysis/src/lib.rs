@@ -20,7 +20,7 @@
 //! // Port 54 is dropped now, port 53 no longer.
 //! assert_eq!(diff.pairs.len(), 2);
 //! let shown = diff.regions[0].witness.to_string();
-//! assert!(shown.contains(":54 udp"), "{shown}");
+//! assert!(shown.contains(":54 tcp"), "{shown}");
 //! # Ok::<(), policy::Diagnostics>(())
 //! ```
 #![forbid(unsafe_code)]
