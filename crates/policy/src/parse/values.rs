@@ -406,7 +406,8 @@ fn addresses(text: &str) -> Parsed<(IpAddr, IpAddr)> {
     };
     let length = number(length).map_err(|_| Refused(None))?;
     let too_long = |most| Err(Refused(Some(format!("a prefix has at most {most} bits"))));
-    let (first, last) = match ip(address)? {
+    let written = ip(address)?;
+    let (first, last) = match written {
         IpAddr::V4(_) if length > 32 => return too_long(32),
         IpAddr::V6(_) if length > 128 => return too_long(128),
         IpAddr::V4(v4) => {
@@ -421,7 +422,7 @@ fn addresses(text: &str) -> Parsed<(IpAddr, IpAddr)> {
             (IpAddr::from(Ipv6Addr::from(first)), IpAddr::from(Ipv6Addr::from(first | host)))
         }
     };
-    if ip(address)? != first {
+    if written != first {
         return Err(Refused(Some(format!("it has bits beyond its prefix: write {first}/{length}"))));
     }
     Ok((first, last))
