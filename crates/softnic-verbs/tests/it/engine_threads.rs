@@ -287,12 +287,16 @@ fn pollers_that_drive_two_ports_keep_order_and_accounting() {
     order_and_accounting_hold("inline2", Drive::Inline);
 }
 
-/// A wire that holds its engine until the other end of the channel is gone.
-struct Stuck(std::sync::mpsc::Receiver<()>);
+/// A wire that says when its engine has come, and holds it until the other end of the channel is gone.
+struct Stuck {
+    entered: std::sync::mpsc::Sender<()>,
+    held: std::sync::mpsc::Receiver<()>,
+}
 
 impl Wire for Stuck {
     fn receive<'w>(&'w mut self, _: &mut Burst<'w>) {
-        let _ = self.0.recv();
+        let _ = self.entered.send(());
+        let _ = self.held.recv();
     }
 
     fn transmit(&mut self, _: &[u8]) -> Result<(), TransmitError> {
@@ -306,9 +310,12 @@ impl Wire for Stuck {
 
 #[test]
 fn a_wire_stuck_in_receive_holds_up_its_own_thread_only() {
+    let (entered, comes) = std::sync::mpsc::channel();
     let (release, held) = std::sync::mpsc::channel();
-    let wires: Vec<Box<dyn Wire>> = vec![Box::new(Stuck(held)), Box::new(wire::NullWire)];
+    let wires: Vec<Box<dyn Wire>> = vec![Box::new(Stuck { entered, held }), Box::new(wire::NullWire)];
     let nic = create("stuck2", wires, two()).unwrap();
+    // An engine that has not come before the stop ends at once.
+    comes.recv_timeout(PATIENCE).expect("the first engine comes");
     let begun = Instant::now();
     while nic.engine_passes()[1] < 10 {
         assert!(begun.elapsed() < PATIENCE, "{:?}", nic.engine_passes());
