@@ -23,6 +23,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use compiler::{Capacity, CapacityRow, Job, MAX_FLOWS, Obstacle, priorities_for};
 use device_model::{DeviceModel, Limit, PriorityTable};
+use policy::{Diagnostic, Policy, Severity};
 use program::{Flow, FlowKind, Inseparable, Program, RuleId, RuntimeFields, UndecidedReason};
 use serde::Serialize;
 
@@ -251,6 +252,17 @@ impl Search<'_> {
         let spare = runtime.forms.iter().enumerate().filter(|(index, _)| fits(*index));
         spare.map(|(_, form)| form.to_string()).collect()
     }
+}
+
+/// The errors, and the warnings, about the room of a device for the policy's rules at run time.
+#[must_use]
+pub fn room_findings(
+    room: Option<&DeviceRoom>,
+    policy: &Policy,
+    profile: &DeviceModel,
+) -> (Vec<Diagnostic>, Vec<Diagnostic>) {
+    let found = room.and_then(|room| room.diagnostic(policy, profile));
+    found.into_iter().partition(|found| found.severity == Severity::Error)
 }
 
 /// The names of the rules that workers decide because something of the device runs out.

@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use crate::check::{Check, RuleCheck};
 use crate::share::{Share, Shares, shares};
+use crate::written_action::written_action;
 
 /// How many rules a note names.
 const SHOWN_NAMES: usize = 4;
@@ -192,6 +193,17 @@ impl Report {
                 }
             }
         }
+    }
+}
+
+impl Report {
+    /// The report with the actions as the policy has them.
+    #[must_use]
+    pub fn with_written_actions(mut self, policy: &Policy) -> Self {
+        for (index, rule) in self.rules.iter_mut().enumerate() {
+            rule.action = written_action(policy, index);
+        }
+        self
     }
 }
 

@@ -8,10 +8,9 @@ use compiler::Job;
 use nic_filters::{CarveRefusal, FilterModel, FilterRoom, WantedFilters, carve};
 use policy::{Diagnostic, Diagnostics, Policy};
 use program::{Program, RuleId};
+use reports::{LostReport, ProtectionReport};
 
-use crate::lost_exceptions::Lost;
 use crate::policy_file::{Read, workers_named};
-use crate::protection::{self, Protection};
 
 /// A policy on the filters of an interface.
 #[derive(Debug)]
@@ -44,9 +43,9 @@ impl CarvedPolicy {
             problems.extend(refusals(policy, &program, model, refused));
         }
         if problems.is_empty() {
-            problems.extend(Lost::errors(policy, &program));
-            problems.extend(Protection::of(policy, Some(&program)).errors);
-            warnings.extend(protection::warning(policy));
+            problems.extend(LostReport::errors(policy, &program));
+            problems.extend(ProtectionReport::of(policy, Some(&program)).errors);
+            warnings.extend(reports::protection_warning(policy));
         }
         Self { program: Some(Arc::new(program)), filters, problems: Diagnostics::from(problems), warnings }
     }

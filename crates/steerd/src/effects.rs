@@ -1,7 +1,6 @@
 //! The effect of a rule: one word for counters, a phrase for operators. A program's verdicts alone do not
 //! determine it, as a copy is delivered, too.
 
-use policy::policy::{Action, Direction, Policy};
 use program::{FlowAction, FlowKind, Program, Rule, Verdict};
 use serde::Serialize;
 
@@ -62,24 +61,4 @@ impl Effect {
             Self::PassSent => "pass when sent".to_owned(),
         }
     }
-}
-
-/// The effect of a rule of the policy text with its limit and sample, or of the default for the index after
-/// the last rule.
-pub(crate) fn written(policy: &Policy, index: usize) -> String {
-    let group = |id: program::GroupId| policy.groups.get(id.index()).map_or("?", |group| group.name.as_str());
-    let (action, direction) = policy
-        .rules
-        .get(index)
-        .map_or((policy.default, Direction::Ingress), |rule| (rule.action, rule.direction));
-    let effect = match (action, direction) {
-        (Action::Steer(id), _) => format!("deliver to {}", group(id)),
-        (Action::Copy(id), _) => format!("copy to {}", group(id)),
-        (Action::Sniff(id), _) => format!("sniff to {}", group(id)),
-        (Action::Drop, Direction::Ingress) => "drop".to_owned(),
-        (Action::Drop, Direction::Egress) => "drop when sent".to_owned(),
-        (Action::Kernel, Direction::Ingress) => "kernel".to_owned(),
-        (Action::Pass, _) | (Action::Kernel, Direction::Egress) => "pass when sent".to_owned(),
-    };
-    policy.rules.get(index).map(|rule| rule.policing.describe(&effect)).unwrap_or(effect)
 }

@@ -16,14 +16,12 @@ use std::sync::Arc;
 
 use compiler::{Job, Weights};
 use device_model::DeviceModel;
-use policy::policy::{SetSize, Workers};
+use policy::policy::SetSize;
 use policy::{Diagnostic, Diagnostics, Place, Policy, Severity, Source};
 use program::Program;
-use reports::{Check, DeviceRoom, RuleCounter};
+use reports::{Check, DeviceRoom, LostReport, ProtectedNames, ProtectionReport, RuleCounter};
 
-use crate::lost_exceptions::Lost;
 use crate::message::{Hinted, chain};
-use crate::protection::{self, Protection};
 use crate::settings::{PolicySource, Traffic};
 use crate::traffic::{UnreadableCapture, for_each_key};
 pub(crate) use change::PolicyChange;
@@ -33,6 +31,7 @@ pub(crate) use device_rules::{DeviceRule, id_of, is_quoted, quoted};
 pub(crate) use inputs::InputFile;
 pub(crate) use inputs::{Inputs, KEPT_BYTES_MAX};
 pub(crate) use load::{load, load_inputs, parse};
+pub(crate) use reports::{room_findings, without_workers, workers_named};
 
 /// A policy has errors, which have been printed or logged already.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +54,7 @@ pub(crate) struct Compiled {
     pub(crate) weights: RuleWeights,
     pub(crate) warnings: Vec<Diagnostic>,
     /// The protected packets of the policy.
-    pub(crate) protected: Arc<protection::Names>,
+    pub(crate) protected: Arc<ProtectedNames>,
     /// The names of rules at run time that were put into the program without compiling the whole policy.
     pub(crate) extended_by: HashSet<String>,
     /// Why the program may not be installed: packets that the policy leaves to the kernel but workers would
@@ -86,7 +85,7 @@ impl Compiled {
             set_sizes: policy.set_sizes.clone(),
             weights: RuleWeights::new(),
             warnings: Vec::new(),
-            protected: Arc::new(protection::Names::of(policy)),
+            protected: Arc::new(ProtectedNames::of(policy)),
             refused: Diagnostics::default(),
         }
     }
@@ -154,13 +153,14 @@ impl Read {
             device_rules::note_enforced(own, runtime);
         }
         warnings.extend(Check::of(&job, &program).warnings);
-        let lost = Lost::errors(&policy, &program).into_iter();
-        let mut refused = lost.chain(Protection::of(&policy, Some(&program)).errors).collect::<Vec<_>>();
+        let lost = LostReport::errors(&policy, &program).into_iter();
+        let mut refused =
+            lost.chain(ProtectionReport::of(&policy, Some(&program)).errors).collect::<Vec<_>>();
         if let Some(own) = own.as_mut().filter(|_| proves_room) {
             let of_own = Job::new(own, profile, workers);
             let alone = if device_rules.is_empty() { None } else { Some(of_own.compile()?) };
             let room = DeviceRoom::of(&of_own, alone.as_ref().unwrap_or(&program), false);
-            let (errors, of_room) = of_room(room.as_ref(), own, profile);
+            let (errors, of_room) = room_findings(room.as_ref(), own, profile);
             refused.extend(errors);
             warnings.extend(of_room);
             if let (Some(room), Some(runtime)) = (room, &mut program.runtime) {
@@ -170,8 +170,8 @@ impl Read {
         }
         let own = own.map(Arc::new);
         let refused = Diagnostics::from(refused);
-        warnings.extend(protection::warning(&policy));
-        let protected = Arc::new(protection::Names::of(&policy));
+        warnings.extend(reports::protection_warning(&policy));
+        let protected = Arc::new(ProtectedNames::of(&policy));
         let weights = weights.map(|weights| counters::by_name(&policy, weights)).unwrap_or_default();
         let program = Arc::new(program);
         let (past, set_sizes) = (None, policy.set_sizes);
@@ -189,24 +189,6 @@ impl Read {
             refused,
         })
     }
-}
-
-/// The error that a policy which carves queues has where there are workers.
-pub(crate) fn without_workers(policy: &Policy) -> Option<Diagnostic> {
-    let group = policy.groups.iter().find(|group| group.has_queues)?;
-    let message = format!("the group `{}` has queues of an interface, and here are workers", group.name);
-    let hint = "`steerd run --interface NAME` and `steerd check` take such a policy";
-    Some(group.place.error(message, "this group").hint(hint))
-}
-
-/// The errors, and the warnings, about the room of a device for the policy's rules at run time.
-pub(crate) fn of_room(
-    room: Option<&DeviceRoom>,
-    policy: &Policy,
-    profile: &DeviceModel,
-) -> (Vec<Diagnostic>, Vec<Diagnostic>) {
-    let found = room.and_then(|room| room.diagnostic(policy, profile));
-    found.into_iter().partition(|found| found.severity == Severity::Error)
 }
 
 /// The program on the device when a policy replaces another.
@@ -291,15 +273,6 @@ pub(crate) fn log(found: &[Diagnostic], omitted: usize) {
     if more > 0 {
         tracing::warn!("and {more} more diagnostics of the policy (hint: `steerd check` prints them)");
     }
-}
-
-/// The number of workers that the policy needs: its highest worker number plus one.
-pub(crate) fn workers_named(policy: &Policy) -> usize {
-    let highest = |workers: &Workers| match workers {
-        Workers::All => 0,
-        Workers::Listed(shares) => shares.iter().map(|share| share.worker as usize).max().unwrap_or(0),
-    };
-    policy.groups.iter().map(|group| highest(&group.workers)).max().unwrap_or(0) + 1
 }
 
 /// "1 error", "3 errors".

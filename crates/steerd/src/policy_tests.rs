@@ -25,9 +25,9 @@ use policy::{Diagnostic, Policy};
 use program::{DEFAULT_RULE, Match, Predicate, Program};
 use serde::Serialize;
 
+use crate::policy_file;
 use crate::terminal::numbers::{counted, number};
 use crate::traffic::UnreadableCapture;
-use crate::{effects, policy_file};
 pub(crate) use requirement::RequiredTests;
 use wish::Wish;
 
@@ -351,7 +351,7 @@ fn decided(policy: &Policy, test: &PolicyTest, rule: usize) -> String {
     if rule >= policy.rules.len() && test.direction == Direction::Egress {
         return "no egress rule (pass when sent)".to_owned();
     }
-    let action = effects::written(policy, rule);
+    let action = reports::written_action(policy, rule);
     match policy.rules.get(rule) {
         Some(rule) => format!("the rule `{}` (line {}, {action})", rule.name, rule.name_place.line()),
         None => format!("the {DEFAULT_RULE} ({action})"),

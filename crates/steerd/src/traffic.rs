@@ -10,12 +10,11 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use packet::{DeepKey, Layers};
+use reports::ETHERNET_HEADER_BYTES;
 use wire::{CaptureError, CaptureReader, CapturedPacket};
 
 use crate::terminal::output::Progress;
 
-/// Shorter frames have no Ethernet header; every port drops them.
-pub(crate) const ETHERNET_HEADER_BYTES: usize = 14;
 /// Packets between two looks at the clock.
 const PROGRESS_PACKETS: u64 = 1024;
 

@@ -10,14 +10,15 @@ mod nic_drops;
 mod start;
 mod text;
 
-use std::collections::HashSet;
 use std::path::Path;
 
 use analysis::{Analysis, Reach, RuleAnalysis};
 use compiler::{Job, Weights};
 use policy::{Diagnostic, Diagnostics, Policy};
-use program::{Program, RuleId, SinkId};
-use reports::{Decided, Decisions, DeviceRoom, Report, TrafficSample, TrafficShares};
+use program::{Program, SinkId};
+use reports::{
+    Decided, Decisions, DeviceRoom, LostReport, ProtectionReport, Report, TrafficSample, TrafficShares,
+};
 use serde::Serialize;
 
 use self::interface::OnInterface;
@@ -26,16 +27,14 @@ use super::target::{self, Target};
 use crate::cli::{ApiArgs, CheckArgs, Cli, Deny, Format, NicFilterUse, TrafficArg};
 use crate::commands::{Error, client};
 use crate::daemon::preflight::{self, Findings, Installation};
-use crate::lost_exceptions::Lost;
 use crate::policy_file::{Counters, PolicyErrors};
 use crate::policy_tests::{RequiredTests, TestSummary};
-use crate::protection::{self, Protection};
 use crate::settings::{PolicySource, Settings, Traffic};
 use crate::terminal::numbers::counted;
 use crate::terminal::output::{self, OutputError, Priority, Progress};
 use crate::terminal::style::Layout;
 use crate::traffic;
-use crate::{daemon, effects, policy_file};
+use crate::{daemon, policy_file};
 
 /// The result for a policy without syntax errors.
 struct Checked {
@@ -46,9 +45,9 @@ struct Checked {
     policy: Policy,
     report: Report,
     /// Packets that the policy leaves to the kernel and that a worker receives.
-    lost: Lost,
+    lost: LostReport,
     /// The outcome of the protected packets.
-    protection: Protection,
+    protection: ProtectionReport,
     /// The room of the device for rules at run time; `None`: there is no program, or none may be there.
     room: Option<DeviceRoom>,
     /// Why there is too little room.
@@ -180,15 +179,15 @@ fn check_policy(
     let policy_file::Read { policy, warnings, inputs } = read;
     let workers = workers.unwrap_or_else(|| policy_file::workers_named(&policy));
     let job = Job::new(&policy, profile, workers).weighted(weights.as_ref());
-    let report = report_of(&job);
+    let report = Report::of(&job).with_written_actions(&policy);
     let analysis = analysed(args, &policy);
-    let lost = report.program.as_ref().map(|program| Lost::of(&policy, program)).unwrap_or_default();
-    let protection = Protection::of(&policy, report.program.as_ref());
+    let lost = report.program.as_ref().map(|program| LostReport::of(&policy, program)).unwrap_or_default();
+    let protection = ProtectionReport::of(&policy, report.program.as_ref());
     let room = report.program.as_ref().and_then(|program| DeviceRoom::of(&job, program, !args.quiet));
     let tests = tested(&policy, &source, report.program.as_ref());
     let requirement = RequiredTests::missing(&source, &policy);
-    let (room_errors, of_room) = policy_file::of_room(room.as_ref(), &policy, profile);
-    let warnings = all_warnings(&policy, &report, analysis.as_ref(), [warnings, of_room].concat());
+    let (room_errors, of_room) = policy_file::room_findings(room.as_ref(), &policy, profile);
+    let warnings = reports::all_warnings(&policy, &report, analysis.as_ref(), [warnings, of_room].concat());
     let device_warnings = report.program.as_ref().map(|program| device.warnings(program)).unwrap_or_default();
     let packets = || weights.iter().flat_map(compiler::Weights::packets).sum();
     let traffic = capture(args).zip(report.program.as_ref());
@@ -231,15 +230,6 @@ fn check_policy(
     let answered = checked.answer(args);
     *start = checked.start;
     Ok(answered)
-}
-
-/// The report with the actions as the policy has them.
-fn report_of(job: &Job<'_>) -> Report {
-    let mut report = Report::of(job);
-    for (index, rule) in report.rules.iter_mut().enumerate() {
-        rule.action = effects::written(job.policy, index);
-    }
-    report
 }
 
 /// The packets that an argument names.
@@ -543,57 +533,7 @@ impl Checked {
     }
 }
 
-/// The most names that are listed.
-const SHOWN_NAMES: usize = 4;
-
-/// All warnings in text order. The compiler, too, finds rules that never match, but not all of them; if the
-/// analysis finds such a rule, the compiler's warning is left out.
-fn all_warnings(
-    policy: &Policy,
-    report: &Report,
-    analysis: Option<&Analysis>,
-    of_text: Vec<Diagnostic>,
-) -> Vec<Diagnostic> {
-    let mut warnings = of_text;
-    let rules: Vec<&RuleAnalysis> = analysis.iter().flat_map(|analysis| &analysis.rules).collect();
-    let dead = policy.rules.iter().zip(&rules).filter(|(_, found)| found.is_dead());
-    let dead: HashSet<String> = dead.map(|(rule, _)| never_matches(&rule.name)).collect();
-    warnings.extend(report.warnings.iter().filter(|warning| !dead.contains(&warning.message)).cloned());
-    for (rule, found) in policy.rules.iter().zip(rules) {
-        let warn = || rule.name_place.warning(never_matches(&rule.name), "this rule");
-        match &found.reach {
-            Reach::Reached(_) => {}
-            Reach::Impossible => warnings.push(warn().hint("no packet meets all of its keys together")),
-            Reach::Shadowed(takers) => {
-                let hint = format!("all its packets go to {} before it", names(policy, takers));
-                warnings.push(warn().hint(hint));
-            }
-            Reach::NotDecided(why) => {
-                let message = format!("it is not known whether the rule `{}` ever matches", rule.name);
-                warnings.push(rule.name_place.warning(message, "this rule").hint(why.clone()));
-            }
-        }
-    }
-    warnings.extend(protection::warning(policy));
-    warnings.sort_by(|a, b| (&a.file, a.line, a.column).cmp(&(&b.file, b.line, b.column)));
-    warnings
-}
-
-fn never_matches(name: &str) -> String {
-    format!("the rule `{name}` never matches")
-}
-
 /// Whether it is not decided that a packet reaches the rule.
 fn is_open(rule: &RuleAnalysis) -> bool {
     matches!(rule.reach, Reach::NotDecided(_))
-}
-
-/// The first names, quoted.
-pub(super) fn names(policy: &Policy, rules: &[RuleId]) -> String {
-    let named = rules.iter().filter_map(|rule| policy.rules.get(rule.index()));
-    let shown: Vec<String> = named.take(SHOWN_NAMES).map(|rule| format!("`{}`", rule.name)).collect();
-    match rules.len().saturating_sub(SHOWN_NAMES) {
-        0 => shown.join(", "),
-        more => format!("{} and {more} more", shown.join(", ")),
-    }
 }

@@ -8,15 +8,15 @@ use std::path::Path;
 
 use packet::{DeepKey, parse_tunnel};
 use policy::policy::Direction;
+use reports::{ETHERNET_HEADER_BYTES, ExplainedPacket};
 use serde::Serialize;
 
 use super::target::{self, AnswerModel, ExplainedPolicy};
 use crate::cli::{DirectionArg, ExplainArgs, Format};
 use crate::commands::Error;
-use crate::explained::{self, ExplainedPacket};
 use crate::policy_file::Compiled;
 use crate::terminal::output::{self, Stdout};
-use crate::traffic::{self, ETHERNET_HEADER_BYTES, UnreadableCapture};
+use crate::traffic::{self, UnreadableCapture};
 use summary::Summary;
 
 pub(crate) fn run(args: &ExplainArgs) -> Result<(), Error> {
@@ -44,7 +44,7 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Error> {
 fn key_of(args: &ExplainArgs) -> Result<DeepKey, Error> {
     let key = match (&args.packet, &args.hex) {
         (Some(fields), _) => policy::key_of_text(fields),
-        (None, Some(hex)) => explained::key_of_hex(hex),
+        (None, Some(hex)) => reports::key_of_hex(hex),
         (None, None) => Err("no packet is given".into()),
     };
     key.map_err(Error::Packet)

@@ -8,12 +8,12 @@ use control::DropTotals;
 use policy::Policy;
 use policy::policy::SetSize;
 use program::{Program, RuleDeciders};
+use reports::ProtectedNames;
 
 use crate::api::InForce;
 use crate::daemon::nic_drops::PublishedDrops;
 use crate::daemon::sinks::SinkList;
 use crate::policy_file::{Inputs, RuleWeights};
-use crate::protection;
 use crate::settings::PolicySource;
 
 /// The last publication. Nobody holds the lock for longer than it takes to copy or to replace one.
@@ -45,7 +45,7 @@ pub(crate) struct PolicyInForce {
     /// The policy without rules at run time, if it allows any.
     pub(crate) policy: Option<Arc<Policy>>,
     /// The protected packets of the policy.
-    pub(crate) protected: Arc<protection::Names>,
+    pub(crate) protected: Arc<ProtectedNames>,
     /// The number in the history of the policy that came back; `None`: it was read from its source.
     pub(crate) past: Option<u64>,
     pub(crate) set_sizes: Vec<SetSize>,

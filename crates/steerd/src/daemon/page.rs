@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use policy::policy::Direction;
 use program::RuleDeciders;
+use reports::ExplainedPacket;
 use serde::Serialize;
 
 use crate::api::model::HistoryEntry;
@@ -16,7 +17,6 @@ use crate::daemon::board::PolicyInForce;
 use crate::daemon::history::History;
 use crate::daemon::observer::Observer;
 use crate::effects::Effect;
-use crate::explained::{self, ExplainedPacket};
 use crate::policy_file::Inputs;
 use crate::state::RuleState;
 use crate::terminal::output::Versioned;
@@ -166,7 +166,7 @@ struct ExplanationDocument<'a> {
 /// The text is no packet.
 pub(super) fn explain(observer: &Observer, packet: &str, direction: Direction) -> Result<Vec<u8>, String> {
     let is_frame = !packet.contains(['=', '>']);
-    let key = if is_frame { explained::key_of_hex(packet) } else { policy::key_of_text(packet) }?;
+    let key = if is_frame { reports::key_of_hex(packet) } else { policy::key_of_text(packet) }?;
     let published = observer.board.read();
     let PolicyInForce { program, protected, generation, .. } = &*published.policy;
     let has_xdp = observer.opened.has_xdp_program();

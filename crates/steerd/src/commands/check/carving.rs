@@ -12,7 +12,6 @@ use crate::cli::{CheckArgs, Deny, Format, NicFilterUse};
 use crate::commands::Error;
 use crate::daemon;
 use crate::daemon::carving::{CarvingError, noted};
-use crate::effects;
 use crate::policy_file::Read;
 use crate::policy_tests::{TestCounts, TestSummary};
 use crate::settings::{PolicySource, Settings};
@@ -135,7 +134,7 @@ fn rule_lines(read: &Read, carved: &CarvedPolicy) -> Vec<RuleLine> {
             carved.filters.iter().flat_map(|filters| &filters.filters).filter(|wanted| wanted.rule == id);
         RuleLine {
             name: rule.name.to_string(),
-            action: effects::written(&read.policy, index),
+            action: reports::written_action(&read.policy, index),
             filters: own.map(|wanted| wanted.matches.to_string()).collect(),
             reason,
             remedy,

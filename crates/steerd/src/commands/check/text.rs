@@ -7,11 +7,11 @@ use analysis::{Analysis, Need, Pair, Reach, Relation};
 use compiler::{Capacity, CapacityRow, FlowGroups, Obstacle};
 use device_model::Limit;
 use program::{Decider, RuleId, SinkId};
-use reports::{Amount, Decided, DeviceRoom, Report, RuleReport};
+use reports::{Amount, Decided, DeviceRoom, Report, RuleReport, rule_names};
 use xdp::ClaimReport;
 
+use super::Checked;
 use super::interface::{DecidedPackets, DecidedTraffic, OnInterface};
-use super::{Checked, names};
 use crate::daemon::placement::Placement;
 use crate::terminal::numbers::{bytes, counted, duration, number};
 use crate::terminal::style::{Layout, Style};
@@ -112,7 +112,7 @@ fn kinds(checked: &Checked, analysis: &Analysis) -> [Kind; 5] {
         let this = place(checked, RuleId::of(index));
         match (&rule.reach, &rule.need) {
             (Reach::Shadowed(takers), _) => {
-                let names = names(&checked.policy, takers);
+                let names = rule_names(&checked.policy, takers);
                 shadowed.add(format!("{this}: all its packets go to {names} before it"));
             }
             (Reach::Impossible, _) => {

@@ -7,7 +7,6 @@ use serde::Serialize;
 
 use crate::cli::{ExplainArgs, Format};
 use crate::commands::Error;
-use crate::effects;
 use crate::policy_file::Read;
 use crate::terminal::output;
 
@@ -46,7 +45,7 @@ pub(super) fn run(args: &ExplainArgs, read: &Read) -> Result<(), Error> {
             Some(rule) => Some(rule.name_place.line()),
             None => policy.default_given.then(|| policy.default_place.line()),
         },
-        action: effects::written(policy, index.unwrap_or(policy.rules.len())),
+        action: reports::written_action(policy, index.unwrap_or(policy.rules.len())),
         queues,
     };
     match args.policy.printed.format() {

@@ -7,9 +7,9 @@ use std::fmt::Write as _;
 use packet::DeepKey;
 use policy::policy::Direction;
 use program::{Copied, FlowAction, FlowKind, Program, QueueId, RssQueue, Verdict, WorkerId, XdpVerdict};
+use reports::{is_policed, rule_name, sent_action};
 use serde::Serialize;
 
-use crate::explained::{is_policed, name, sent_action};
 use crate::terminal::numbers::{bytes, counted, number, shares};
 use crate::terminal::table::Grid;
 
@@ -119,7 +119,7 @@ impl Summary {
             Verdict::Kernel => "kernel",
             Verdict::Filtered => "filtered out",
         };
-        self.count(name(program, explained.outcome.rule), action, bytes);
+        self.count(rule_name(program, explained.outcome.rule), action, bytes);
         if let (Some(worker), Some(group)) = (explained.worker, explained.group) {
             self.receive(program, worker, group, bytes);
         }
@@ -129,7 +129,7 @@ impl Summary {
     fn add_sent(&mut self, program: &Program, key: &DeepKey, bytes: u64) {
         let explained = program.explain_sent(key);
         match (explained.rule, &mut self.no_rule) {
-            (Some(rule), _) => self.count(name(program, rule), sent_action(&explained), bytes),
+            (Some(rule), _) => self.count(rule_name(program, rule), sent_action(&explained), bytes),
             (None, Some(sum)) => sum.add(bytes),
             (None, None) => {}
         }
@@ -144,7 +144,7 @@ impl Summary {
                 false if is_policed(program, copied.outcome.rule) => "copy in part",
                 false => "copy",
             };
-            self.count(name(program, copied.outcome.rule), action, bytes);
+            self.count(rule_name(program, copied.outcome.rule), action, bytes);
             let queue = program.queues.get(copied.queue.index());
             if let (Some(worker), Some(queue)) = (copied.worker, queue) {
                 self.receive(program, worker, queue.group, bytes);

@@ -211,7 +211,6 @@ mod tests {
     use policy::Source;
 
     use super::*;
-    use crate::explained;
     use crate::policy_file::Read;
 
     const POLICY: &str = "version = 1\ndefault = 'kernel'\n[groups.every]\nworkers = 'all'\n\
@@ -245,7 +244,7 @@ mod tests {
             let packet = &example.packet;
             let key = match packet.contains('>') {
                 true => policy::key_of_text(packet),
-                false => explained::key_of_hex(packet),
+                false => reports::key_of_hex(packet),
             };
             let decided = program.explain_deep(&key.expect("a packet")).outcome.rule;
             assert_eq!(program.rules[decided.index()].name, rule, "{example:?}");

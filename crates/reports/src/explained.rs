@@ -1,6 +1,5 @@
 //! The explanation of one packet, received or sent, which [`Program::explain_deep`] makes, as text and as
-//! JSON: rule, flow, queue, worker and copies. `steerd explain` prints it, and the page of the daemon shows
-//! it.
+//! JSON: rule, flow, queue, worker and copies.
 
 use std::fmt::Write as _;
 
@@ -12,18 +11,22 @@ use program::{
 };
 use serde::Serialize;
 
-use crate::protection::Names;
-use crate::terminal::numbers::counted;
-use crate::traffic::ETHERNET_HEADER_BYTES;
+use crate::protection::ProtectedNames;
+
+/// Shorter frames have no Ethernet header; every port drops them.
+pub const ETHERNET_HEADER_BYTES: usize = 14;
 
 /// The key of a frame in hexadecimal.
 ///
 /// # Errors
 /// The text is no frame, or a port would drop the frame.
-pub(crate) fn key_of_hex(hex: &str) -> Result<DeepKey, String> {
+pub fn key_of_hex(hex: &str) -> Result<DeepKey, String> {
     let frame = policy::frame_of_hex(hex)?;
     if frame.len() < ETHERNET_HEADER_BYTES {
-        let bytes = counted(frame.len() as u64, "byte is", "bytes are");
+        let bytes = match frame.len() {
+            1 => "1 byte is".to_owned(),
+            bytes => format!("{bytes} bytes are"),
+        };
         return Err(format!(
             "{bytes} too few for an Ethernet header: a port drops the frame as a runt before any rule (hint: a frame \
              begins with its destination MAC address and has {ETHERNET_HEADER_BYTES} bytes or more)"
@@ -35,16 +38,19 @@ pub(crate) fn key_of_hex(hex: &str) -> Result<DeepKey, String> {
 /// The explanation of one packet.
 #[derive(Serialize)]
 #[serde(untagged)]
-pub(crate) enum ExplainedPacket {
+pub enum ExplainedPacket {
+    /// A packet that a port receives.
     Received(Box<ReceivedPacket>),
+    /// A packet that the host sends.
     Sent(SentPacket),
 }
 
 impl ExplainedPacket {
-    /// `asks_xdp`: whether the verdict of the XDP program on a received packet is part of it.
-    pub(crate) fn of(
+    /// The explanation of a packet under a program. `asks_xdp`: whether the verdict of the XDP program on a received packet is part of it.
+    #[must_use]
+    pub fn of(
         program: &Program,
-        protected: &Names,
+        protected: &ProtectedNames,
         direction: Direction,
         key: &DeepKey,
         asks_xdp: bool,
@@ -60,14 +66,17 @@ impl ExplainedPacket {
     }
 
     /// Leaves what the policy alone decides.
-    pub(crate) fn without_device(self) -> Self {
+    #[must_use]
+    pub fn without_device(self) -> Self {
         match self {
             Self::Received(packet) => Self::Received(Box::new(packet.without_device())),
             Self::Sent(packet) => Self::Sent(packet.without_device()),
         }
     }
 
-    pub(crate) fn text(&self, program: &Program) -> String {
+    /// Lines of a name and a value.
+    #[must_use]
+    pub fn text(&self, program: &Program) -> String {
         match self {
             Self::Received(packet) => packet.text(program),
             Self::Sent(packet) => packet.text(),
@@ -75,7 +84,8 @@ impl ExplainedPacket {
     }
 
     /// The explanation as a line of its own.
-    pub(crate) fn line(&self, packet_number: u64) -> String {
+    #[must_use]
+    pub fn line(&self, packet_number: u64) -> String {
         match self {
             Self::Received(packet) => packet.line(packet_number),
             Self::Sent(packet) => packet.line(packet_number),
@@ -83,9 +93,9 @@ impl ExplainedPacket {
     }
 }
 
-/// Described in docs/reference/commands/explain.md.
+/// The explanation of a received packet, described in docs/reference/commands/explain.md.
 #[derive(Debug, Serialize)]
-pub(crate) struct ReceivedPacket {
+pub struct ReceivedPacket {
     direction: &'static str,
     packet: String,
     /// The rule that decides, and its action.
@@ -158,13 +168,14 @@ impl Policed {
 }
 
 /// Whether some packets of a rule are not let through.
-pub(crate) fn is_policed(program: &Program, rule: RuleId) -> bool {
+#[must_use]
+pub fn is_policed(program: &Program, rule: RuleId) -> bool {
     program.rules.get(rule.index()).is_some_and(|rule| !rule.policing.passes_all())
 }
 
 /// One copy of a packet.
 #[derive(Debug, Serialize)]
-pub(crate) struct Copy {
+struct Copy {
     rule: String,
     line: u32,
     /// "copy" or "sniffer".
@@ -177,7 +188,7 @@ pub(crate) struct Copy {
 }
 
 impl ReceivedPacket {
-    fn of(program: &Program, protected: &Names, key: &DeepKey) -> Self {
+    fn of(program: &Program, protected: &ProtectedNames, key: &DeepKey) -> Self {
         let explanation = program.explain_deep(key);
         let Explanation { outcome, .. } = explanation;
         let exact =
@@ -185,10 +196,10 @@ impl ReceivedPacket {
         Self {
             direction: "ingress",
             packet: policy::short_packet(key),
-            rule: name(program, outcome.rule),
+            rule: rule_name(program, outcome.rule),
             line: line(program, outcome.rule),
             action: program.describe(outcome.verdict),
-            taken_by: Some(name(program, explanation.rule)).filter(|_| explanation.rule != outcome.rule),
+            taken_by: Some(rule_name(program, explanation.rule)).filter(|_| explanation.rule != outcome.rule),
             decided_in: Some(if exact { "device" } else { "worker" }),
             tag: explanation.class.and_then(|class| tag(program, class)),
             group: explanation
@@ -337,7 +348,7 @@ impl Copy {
         let queue = program.queues.get(copied.queue.index());
         let group = queue.and_then(|queue| program.groups.get(queue.group.index()));
         Self {
-            rule: name(program, copied.rule),
+            rule: rule_name(program, copied.rule),
             line: line(program, copied.rule),
             kind: if sniffs { "sniffer" } else { "copy" },
             action: match copied.outcome.verdict {
@@ -378,7 +389,9 @@ fn placed(rule: &str, line: u32) -> String {
     if line > 0 { format!("{rule} (line {line})") } else { rule.to_owned() }
 }
 
-pub(crate) fn name(program: &Program, rule: RuleId) -> String {
+/// The name of a rule of a program.
+#[must_use]
+pub fn rule_name(program: &Program, rule: RuleId) -> String {
     program.rules.get(rule.index()).map_or_else(|| "?".into(), |rule| rule.name.to_string())
 }
 
@@ -391,9 +404,9 @@ fn tag(program: &Program, class: ClassId) -> Option<u32> {
     class.tag().filter(|_| program.untagged != Some(class))
 }
 
-/// Described in docs/reference/commands/explain.md.
+/// The explanation of a sent packet, described in docs/reference/commands/explain.md.
 #[derive(Debug, Serialize)]
-pub(crate) struct SentPacket {
+pub struct SentPacket {
     direction: &'static str,
     packet: String,
     /// The rule that decides; without one, the packet is sent.
@@ -410,7 +423,7 @@ impl SentPacket {
         Self {
             direction: "egress",
             packet: policy::short_packet(key),
-            rule: explained.rule.map(|rule| name(program, rule)),
+            rule: explained.rule.map(|rule| rule_name(program, rule)),
             line: explained.rule.map(|rule| line(program, rule)),
             action: sent_action(&explained),
             leaves: explained.leaves,
@@ -445,7 +458,8 @@ impl SentPacket {
 }
 
 /// The action, as in rules.
-pub(crate) fn sent_action(explained: &SentExplanation) -> &'static str {
+#[must_use]
+pub fn sent_action(explained: &SentExplanation) -> &'static str {
     if explained.leaves { "pass" } else { "drop" }
 }
 

@@ -12,15 +12,17 @@ const REMEDIES: &str = "add [sinks.host] with kind = \"kernel\" so that workers 
 
 /// The rules of which packets are lost.
 #[derive(Default)]
-pub(crate) struct Lost {
-    pub(crate) found: Vec<LostException>,
+pub struct LostReport {
+    /// The rules, each with an example.
+    pub found: Vec<LostException>,
     /// Why the policy is refused.
-    pub(crate) errors: Vec<Diagnostic>,
+    pub errors: Vec<Diagnostic>,
 }
 
-impl Lost {
-    /// All of them, for reports, and those that the policy does not allow as errors.
-    pub(crate) fn of(policy: &Policy, program: &Program) -> Self {
+impl LostReport {
+    /// All lost exceptions, and those that the policy does not allow as errors.
+    #[must_use]
+    pub fn of(policy: &Policy, program: &Program) -> Self {
         let LostExceptions { found, not_decided } = analysis::lost_exceptions(policy, program);
         if policy.allow_lost_exceptions {
             return Self { found, errors: Vec::new() };
@@ -31,7 +33,8 @@ impl Lost {
     }
 
     /// The errors alone, without a search if the policy allows all.
-    pub(crate) fn errors(policy: &Policy, program: &Program) -> Vec<Diagnostic> {
+    #[must_use]
+    pub fn errors(policy: &Policy, program: &Program) -> Vec<Diagnostic> {
         if policy.allow_lost_exceptions { Vec::new() } else { Self::of(policy, program).errors }
     }
 }
@@ -169,7 +172,7 @@ mod tests {
         let few = DeviceModel { max_shapes: Some(4), max_flows: Some(16), ..DeviceModel::mlx5() };
         let program = compiler::compile(&policy, &few, 1).expect("it fits");
         let errors: Vec<String> =
-            Lost::of(&policy, &program).errors.iter().map(ToString::to_string).collect();
+            LostReport::of(&policy, &program).errors.iter().map(ToString::to_string).collect();
         assert_eq!(errors.len(), 1, "{errors:?}");
         let words = [
             "packets that `default` leaves to the kernel are lost",

@@ -14,16 +14,17 @@ use crate::lost_exceptions::{TakenReason, taken_reason};
 const MAX_QUOTED: usize = 400;
 
 /// The outcome of the protected packets.
-pub(crate) struct Protection {
+pub struct ProtectionReport {
     /// The results, by protected match of the policy.
-    pub(crate) found: Vec<Protected>,
+    pub found: Vec<Protected>,
     /// Why the policy is refused.
-    pub(crate) errors: Vec<Diagnostic>,
+    pub errors: Vec<Diagnostic>,
 }
 
-impl Protection {
+impl ProtectionReport {
     /// `program`: what a device would run, if the policy compiles for it.
-    pub(crate) fn of(policy: &Policy, program: Option<&Program>) -> Self {
+    #[must_use]
+    pub fn of(policy: &Policy, program: Option<&Program>) -> Self {
         let by_policy = analysis::protection(policy);
         let found = match program {
             Some(program) => analysis::protection_on_device(policy, program, &by_policy),
@@ -46,7 +47,8 @@ impl Protection {
 
 /// The warning about a policy without `[protect]` whose default takes packets that hosts need, in one for all
 /// kinds.
-pub(crate) fn warning(policy: &Policy) -> Option<Diagnostic> {
+#[must_use]
+pub fn protection_warning(policy: &Policy) -> Option<Diagnostic> {
     let default = match policy.default {
         _ if policy.protect.is_some() => return None,
         Action::Drop => "drop",
@@ -70,16 +72,19 @@ pub(crate) fn warning(policy: &Policy) -> Option<Diagnostic> {
 
 /// The protected matches of a policy as predicates, for `explain`.
 #[derive(Debug)]
-pub(crate) struct Names(Vec<(String, Predicate)>);
+pub struct ProtectedNames(Vec<(String, Predicate)>);
 
-impl Names {
-    pub(crate) fn of(policy: &Policy) -> Self {
+impl ProtectedNames {
+    /// The matches of a policy.
+    #[must_use]
+    pub fn of(policy: &Policy) -> Self {
         let name = |protected: &ProtectedMatch| (listed_as(protected), Predicate::of(&protected.matches));
         Self(policy.protect.iter().flatten().map(name).collect())
     }
 
     /// The entries of `[protect]` that protect a packet.
-    pub(crate) fn of_packet(&self, key: &packet::DeepKey) -> Vec<String> {
+    #[must_use]
+    pub fn of_packet(&self, key: &packet::DeepKey) -> Vec<String> {
         let protecting = self.0.iter().filter(|(_, predicate)| predicate.matches_deep(key));
         protecting.map(|(name, _)| name.clone()).collect()
     }
