@@ -46,7 +46,8 @@ pub enum ExplainedPacket {
 }
 
 impl ExplainedPacket {
-    /// The explanation of a packet under a program. `asks_xdp`: whether the verdict of the XDP program on a received packet is part of it.
+    /// The explanation of a packet under a program. `asks_xdp`: whether the verdict of the XDP program on a
+    /// received packet is part of it.
     #[must_use]
     pub fn of(
         program: &Program,
