@@ -8,7 +8,7 @@ export PATH := $(TOOLS)/bin:$(PATH):/usr/sbin:/sbin
 .DEFAULT_GOAL := help
 # apt and cargo lock what they work on.
 .NOTPARALLEL:
-.PHONY: help run live page test check soak soak-daemon soak-interface conformance conformance-libmlx5 releases report-kit install install-files third-party uninstall package e2e lint bench budgets budgets-mlx5 audit fuzz asan miri miri-ready loom \
+.PHONY: help run live page playground test check soak soak-daemon soak-interface conformance conformance-libmlx5 releases report-kit install install-files third-party uninstall package e2e lint bench budgets budgets-mlx5 audit fuzz asan miri miri-ready loom \
   deps cargo cargo-deb cargo-deny cargo-fuzz
 
 help: ## list the targets
@@ -36,6 +36,11 @@ live: deps-build deps-live ## build, then enforce a policy on a veth pair betwee
 page: deps-build deps-page ## build, then try the page for browsers in headless Chromium, with axe-core; screenshots are in target/page
 	$(CARGO) build --profile try --no-default-features --locked --package steerd
 	.ci/page target/try/steerd
+
+playground: deps-build deps-playground ## build the page that checks, explains and compares policies in a browser (target/playground), and try it in Chromium
+	$(CARGO) build --profile playground --locked --target wasm32-wasip1 --package playground
+	crates/playground/page/assemble target/wasm32-wasip1/playground/playground.wasm target/playground
+	.ci/playground target/playground
 
 # Cargo builds a dependency once for each set of features, which depends on the packages of the command. These are those of
 # `cargo test --workspace`; PROGRAMS are only those that the conformance needs.

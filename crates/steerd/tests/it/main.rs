@@ -32,6 +32,7 @@ mod lost_exceptions;
 mod namespaces;
 mod page;
 mod personalities;
+mod playground;
 mod policies;
 mod preflight;
 mod protect;
