@@ -131,7 +131,7 @@ fn the_pages_about_tests_show_what_is_printed() {
 #[test]
 fn the_recipe_for_testpmd_receives_packets() {
     let folder = tempfile::tempdir().expect("folder");
-    let page = page("how-to.md");
+    let page = page("how-to/receive-in-an-application.md");
     let block = blocks(&page, "console").into_iter().find(|block| block.contains("dpdk-testpmd"));
     let all = commands(block.expect("the recipe"));
     let shown = all.into_iter().find(|shown| shown.command.contains("dpdk-testpmd"));
