@@ -8,6 +8,7 @@ mod check;
 mod output;
 mod page;
 mod session;
+mod site;
 mod traffic;
 
 use std::path::Path;
