@@ -9,6 +9,7 @@ mod output;
 mod page;
 mod session;
 mod site;
+mod symptoms;
 mod traffic;
 
 use std::path::Path;
