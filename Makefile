@@ -8,7 +8,7 @@ export PATH := $(TOOLS)/bin:$(PATH):/usr/sbin:/sbin
 .DEFAULT_GOAL := help
 # apt and cargo lock what they work on.
 .NOTPARALLEL:
-.PHONY: help run live page playground test check soak soak-daemon soak-interface conformance conformance-libmlx5 releases report-kit install install-files third-party uninstall package e2e lint bench budgets budgets-mlx5 audit fuzz asan miri miri-ready loom \
+.PHONY: help run live page playground docs test check soak soak-daemon soak-interface conformance conformance-libmlx5 releases report-kit install install-files third-party uninstall package e2e lint bench budgets budgets-mlx5 audit fuzz asan miri miri-ready loom \
   deps cargo cargo-deb cargo-deny cargo-fuzz
 
 help: ## list the targets
@@ -46,6 +46,12 @@ playground: deps-build deps-playground ## build the page that checks, explains a
 # `cargo test --workspace`; PROGRAMS are only those that the conformance needs.
 EVERYTHING := --workspace --lib --bins --tests
 PROGRAMS   ?= --package softnic-preload --package conformance
+
+# Without REPOSITORY the files that pages link to are part of the site.
+docs: deps-mdbook ## the documentation as a site with a search: target/docs (REPOSITORY=https://HOST/OWNER/NAME/blob/main for links to its files)
+	.ci/book target/book $(REPOSITORY)
+	mdbook build target/book --dest-dir $(CURDIR)/target/docs
+	.ci/book --check target/docs
 
 test: deps-build deps-test deps-promtool deps-feeds ## every test; with STEERD_CORPORA=DIR those that need the captures and rule sets too
 	@# The test of `make install` installs what is built, and `cargo test` leaves the plugin where it cannot be found.

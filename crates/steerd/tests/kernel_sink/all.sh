@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The second way of docs/how-to.md: the host's address is on the TAP interface, every packet goes there unless a rule
+# The second way of docs/how-to/return-packets.md: the host's address is on the TAP interface, every packet goes there unless a rule
 # takes it, and what the host sends leaves by the port.
 . "$(dirname "$0")/common.sh"
 

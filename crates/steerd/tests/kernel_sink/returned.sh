@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The first way of docs/how-to.md: the host's address is on the port's own interface. The policy of config/examples
+# The first way of docs/how-to/return-packets.md: the host's address is on the port's own interface. The policy of config/examples
 # leaves SSH, a transfer, a UDP service and ping to the kernel, before a rule whose flows take everything for the host:
 # their packets reach the host by the TAP interface alone, and its replies leave by the port's interface.
 . "$(dirname "$0")/common.sh"
@@ -20,7 +20,7 @@ session_before=$(session 3)
 acknowledged 22
 
 start
-# As in docs/how-to.md.
+# As in docs/how-to/return-packets.md.
 ip address add $host4/32 dev host0
 ip link set host0 arp off
 sysctl -q -w net.ipv4.conf.host0.rp_filter=2
