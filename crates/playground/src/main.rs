@@ -1,7 +1,8 @@
 //! Answers one question about a policy: is it good for a device (`check`), what happens to a packet
-//! (`explain`), what does another policy change (`diff`). The question is read from standard input, the answer
-//! is written to standard output, both as JSON; nothing else is touched, so that the program runs wherever
-//! WASI does, such as in the browser on the page of the playground. docs/playground.md describes both.
+//! (`explain`), what does another policy change (`diff`). The question is read from standard input, the
+//! answer is written to standard output, both as JSON. Nothing else is touched, so that the program runs
+//! wherever WASI does, such as in the browser on the page of the playground. docs/playground.md describes
+//! both.
 #![forbid(unsafe_code)]
 
 mod answer;
