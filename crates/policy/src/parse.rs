@@ -19,6 +19,7 @@ mod sets;
 mod sinks;
 mod synonyms;
 mod toml_errors;
+mod unused;
 mod values;
 mod variables;
 
@@ -227,8 +228,10 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
     };
     if !reader.diagnostics.has_errors() && policy.carves_queues() {
         carving::refuse(reader, &policy);
+        unused::warn_of_queues(reader, &policy);
     } else if !reader.diagnostics.has_errors() {
         cautions::warn(reader, &policy, &groups.symmetry_asked);
+        unused::warn_of_sinks(reader, &policy);
     }
     policy
 }

@@ -122,9 +122,12 @@ fn check_fails_for_denied_findings() {
         ("late.toml", &shadowed),
         ("hybrid.toml", &hybrid),
         ("losing.toml", &losing),
+        ("sink.toml", &(counting.clone() + "[sinks.nowhere]\nkind = \"count\"\n")),
     ]);
     for (args, code) in [
         (&["ok.toml", "--deny", "warnings,hybrid,shadowed"][..], 0),
+        (&["sink.toml"], 0),
+        (&["sink.toml", "--deny", "warnings"], 1),
         (&["late.toml"], 0),
         (&["late.toml", "--deny", "hybrid"], 0),
         (&["late.toml", "--deny", "shadowed"], 1),
