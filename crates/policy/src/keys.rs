@@ -137,6 +137,7 @@ pub(crate) const GROUP: &[Key] = &[
     key("key", Text, "The Toeplitz key: \"symmetric\", \"microsoft\" or 40 bytes in hexadecimal."),
     key("table_size", Integer(1, MAX_TABLE_SIZE as i64), "Entries of the indirection table, a power of two."),
     key("sinks", Shape("sink_names"), "Where its packets go: each of these sinks gets all of them."),
+    DESCRIPTION,
 ];
 
 pub(crate) const RULE: &[Key] = &[
@@ -163,7 +164,10 @@ pub(crate) const RULE: &[Key] = &[
         Integer(*RateLimit::PACKETS.start() as i64, *RateLimit::PACKETS.end() as i64),
         "How many packets may exceed `limit` at once; those of 0.1 s, but at least 64, if left out.",
     ),
+    DESCRIPTION,
 ];
+
+const DESCRIPTION: Key = key("description", Text, "A text for people, of at most 1024 bytes in lines.");
 
 const MAX: i64 = u32::MAX as i64;
 

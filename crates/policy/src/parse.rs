@@ -5,6 +5,7 @@ mod actions;
 mod carving;
 mod cautions;
 mod conflicts;
+mod description;
 mod extensions;
 mod files;
 mod groups;

@@ -26,6 +26,7 @@
 mod byte_set;
 mod correspondence;
 mod deciders;
+mod description;
 mod explain;
 mod feature;
 mod flow_cube;
@@ -55,6 +56,7 @@ mod xdp_verdict;
 pub use byte_set::ByteSet;
 pub use correspondence::Correspondence;
 pub use deciders::{Decider, HostReception, RuleDeciders};
+pub use description::{Description, DescriptionFault};
 pub use explain::{Copied, Explanation, SentExplanation};
 pub use feature::{Errno, Feature};
 pub use flow_digest::{DanglingFlow, FlowDigest};

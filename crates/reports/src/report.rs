@@ -8,8 +8,8 @@ use device_model::DeviceModel;
 use packet::Field;
 use policy::{Diagnostic, Policy};
 use program::{
-    Errno, Family, Feature, Inseparable, LimitPart, LimitShare, Match, Placement, PolicedRule, Policing,
-    Program, RateLimit, RuleId, UndecidedKey, UndecidedReason, WorkerId,
+    Description, Errno, Family, Feature, Inseparable, LimitPart, LimitShare, Match, Placement, PolicedRule,
+    Policing, Program, RateLimit, RuleId, UndecidedKey, UndecidedReason, WorkerId,
 };
 use serde::Serialize;
 
@@ -50,6 +50,8 @@ pub struct RuleReport {
     pub name: String,
     /// The line of the rule in the policy.
     pub line: u32,
+    /// The text of the policy for people.
+    pub description: Option<Description>,
     /// The action of the rule, in English; empty if unknown.
     pub action: String,
     /// Where it is decided.
@@ -203,6 +205,7 @@ fn rules_of(policy: &Policy, program: &Program, checked: &Check) -> Vec<RuleRepo
     let rules = checked.rules.iter().enumerate().map(|(index, checked)| RuleReport {
         note: left_out(program, index),
         policing: policed.get(&index).cloned(),
+        description: program.rules.get(index).and_then(|rule| rule.description.clone()),
         ..possible(policy, program, index, checked, tested.contains(&index))
     });
     rules.collect()
@@ -250,6 +253,7 @@ fn possible(
     RuleReport {
         name: checked.name.clone(),
         line: checked.line,
+        description: None,
         action: checked.action.clone(),
         decided,
         note: None,
@@ -413,6 +417,7 @@ fn impossible(
         rules.push(RuleReport {
             name: rule.name.clone(),
             line: rule.name_place.line(),
+            description: rule.description.clone(),
             action: String::new(),
             decided,
             note: None,

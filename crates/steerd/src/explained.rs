@@ -7,8 +7,8 @@ use std::fmt::Write as _;
 use packet::DeepKey;
 use policy::policy::Direction;
 use program::{
-    ClassId, Copied, Explanation, FlowKind, LimitPart, Outcome, Policing, Program, RateLimit, RuleId,
-    SentExplanation, Verdict, WorkerId, XdpVerdict,
+    ClassId, Copied, Description, Explanation, FlowKind, LimitPart, Outcome, Policing, Program, RateLimit,
+    RuleId, SentExplanation, Verdict, WorkerId, XdpVerdict,
 };
 use serde::Serialize;
 
@@ -91,6 +91,9 @@ pub(crate) struct ReceivedPacket {
     /// The rule that decides, and its action.
     rule: String,
     line: u32,
+    /// The text of the policy for people; left out if the rule has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    description: Option<Description>,
     action: String,
     /// The rule whose flow matches it in the device, if it is another.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -187,6 +190,7 @@ impl ReceivedPacket {
             packet: policy::short_packet(key),
             rule: name(program, outcome.rule),
             line: line(program, outcome.rule),
+            description: description(program, outcome.rule),
             action: program.describe(outcome.verdict),
             taken_by: Some(name(program, explanation.rule)).filter(|_| explanation.rule != outcome.rule),
             decided_in: Some(if exact { "device" } else { "worker" }),
@@ -241,6 +245,9 @@ impl ReceivedPacket {
             line(copy.kind, copy.text());
         }
         line("rule", format!("{}: {}", placed(&self.rule, self.line), self.action));
+        for text in self.description.iter().flat_map(|description| description.lines()) {
+            line("about", text.to_owned());
+        }
         if let Some(other) = &self.taken_by {
             line("taken by", format!("the flow of rule {other}, as the device cannot distinguish the two"));
         }
@@ -399,6 +406,9 @@ pub(crate) struct SentPacket {
     /// The rule that decides; without one, the packet is sent.
     rule: Option<String>,
     line: Option<u32>,
+    /// The text of the policy for people; left out if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    description: Option<Description>,
     action: &'static str,
     leaves: bool,
     copies: Vec<Copy>,
@@ -412,6 +422,7 @@ impl SentPacket {
             packet: policy::short_packet(key),
             rule: explained.rule.map(|rule| name(program, rule)),
             line: explained.rule.map(|rule| line(program, rule)),
+            description: explained.rule.and_then(|rule| description(program, rule)),
             action: sent_action(&explained),
             leaves: explained.leaves,
             copies: explained.copies.iter().map(|copied| Copy::of(program, copied)).collect(),
@@ -431,6 +442,9 @@ impl SentPacket {
         let mut out = format!("{:<8} {}\n", "packet", self.packet);
         // Strings take text.
         let _ = writeln!(out, "{:<8} {rule}", "rule");
+        for text in self.description.iter().flat_map(|description| description.lines()) {
+            let _ = writeln!(out, "{:<8} {text}", "about");
+        }
         for copy in &self.copies {
             let _ = writeln!(out, "{:<8} {}", copy.kind, copy.text());
         }
@@ -442,6 +456,11 @@ impl SentPacket {
         let copies: String = self.copies.iter().map(Copy::short).collect();
         format!("{packet_number}  rule={rule} action={}{copies}  {}", self.action, self.packet)
     }
+}
+
+/// The text of the policy about a rule.
+fn description(program: &Program, rule: RuleId) -> Option<Description> {
+    program.rules.get(rule.index()).and_then(|rule| rule.description.clone())
 }
 
 /// The action, as in rules.

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use program::RuleDeciders;
+use program::{Description, RuleDeciders};
 use serde::{Deserialize, Serialize};
 use softnic::ClaimReport;
 
@@ -154,6 +154,8 @@ pub(crate) struct PolicyState {
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct RuleState {
     pub(crate) name: String,
+    /// The text of the policy for people; `None`: there is none, or the rule is of an earlier policy.
+    pub(crate) description: Option<Description>,
     pub(crate) action: String,
     /// The effect as one word.
     pub(crate) effect: Effect,

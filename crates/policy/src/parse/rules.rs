@@ -8,6 +8,7 @@ use crate::keys;
 use crate::policy::{Action, DEFAULT_MULTICAST, Direction, PRIORITIES, RuleDefinition};
 
 use super::actions;
+use super::description;
 use super::extensions;
 use super::groups::Groups;
 use super::matches;
@@ -97,6 +98,7 @@ impl Rules {
             sinks.list_of(reader, value)
         });
         let policing = policing::read(reader, table, action);
+        let description = description::read(reader, table);
         let matches = matches.map(|matches| Match {
             or_no_ports: action == Some(Action::Kernel)
                 && direction == Some(Direction::Ingress)
@@ -107,6 +109,7 @@ impl Rules {
             place: reader.place(span_of("match")),
             name_place: reader.place(span_of("name")),
             name: name?,
+            description,
             matches: matches?,
             action: action?,
             direction: direction?,
@@ -138,6 +141,7 @@ impl Rules {
         self.list.sort_by_key(|rule| rule.priority);
         self.list.extend(multicast.map(|(action, place)| RuleDefinition {
             name: DEFAULT_MULTICAST.to_owned(),
+            description: None,
             matches: Match { dst_mac: Some(Macs::of(vec![MaskedMac::MULTICAST])), ..Match::default() },
             action,
             direction: Direction::Ingress,

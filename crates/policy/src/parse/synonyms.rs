@@ -5,7 +5,7 @@ use super::reader::nearest;
 /// The kind of table, the names, and the hint.
 type Row = (&'static str, &'static [&'static str], &'static str);
 
-const KEYS: [Row; 38] = [
+const KEYS: [Row; 39] = [
     (
         "a match",
         &["src_ip", "src_ip4", "src_ip6", "src_addr", "saddr", "sip", "source", "from"],
@@ -59,8 +59,9 @@ const KEYS: [Row; 38] = [
     ("a rule", &["counter", "counters"], "write `count`"),
     ("a rule", &["rate", "police", "policer", "meter", "pps"], "write limit = \"10k/s\""),
     ("a rule", &["one_in", "sampling", "sample_rate"], "write sample = 100, for one packet in 100"),
-    ("a rule", &["comment", "description", "note"], "write a comment, after #"),
+    ("a rule", &["comment", "note", "doc", "summary", "title"], "write `description`, or a comment after #"),
     ("a rule", &["enabled", "disabled"], "to disable a rule, put # before each of its lines"),
+    ("a group", &["comment", "note", "doc", "summary", "title"], "write `description`, or a comment after #"),
     ("a group", &["cores", "cpus", "members"], "write `workers`"),
     ("a group", &["fields", "hash_fields", "rss"], "write `hash`"),
     ("an action", &["group", "queue", "forward", "to"], "write { steer = \"GROUP\" }"),

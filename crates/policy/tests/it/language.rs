@@ -740,6 +740,38 @@ fn limits_and_samples_without_a_meaning_are_refused() {
 }
 
 #[test]
+fn rules_and_groups_have_descriptions() {
+    let read = |group: &str, rule: &str| {
+        let text = format!(
+            "version = 1\n[groups.g]\nworkers = 'all'\n{group}\n[[rules]]\nname = 'x'\n\
+             match = {{ protocol = 'udp' }}\naction = 'steer g'\n{rule}\n"
+        );
+        with(&text, &files(&[]), &LoadOptions::default()).map_err(|bad| bad.to_string())
+    };
+    let (policy, warnings) =
+        read("description = 'of two'", "description = \"\"\"\none\ntwo é\n\"\"\"").expect("a policy");
+    assert!(warnings.is_empty(), "{warnings:?}");
+    assert_eq!(policy.groups[0].description.as_deref(), Some("of two"));
+    assert_eq!(policy.rules[0].description.as_deref(), Some("one\ntwo é"));
+    let (policy, _) = read("", "").expect("a policy");
+    assert_eq!((&policy.groups[0].description, &policy.rules[0].description), (&None, &None));
+    let long = format!("description = '{}'", "x".repeat(1025));
+    for (rule, wanted) in [
+        ("description = 1", "`description` must be a string"),
+        ("description = ' '", "`description` is not possible: it is empty"),
+        ("description = \"a\\u001b[2J\"", "it contains the control character U+001B"),
+        ("description = \"a\\u202eb\"", "it contains the control character U+202E"),
+        (&*long, "it has 1025 bytes, at most 1024 are allowed"),
+        ("comment = 'x'", "write `description`"),
+    ] {
+        for (group, rule) in [(rule, ""), ("", rule)] {
+            let message = read(group, rule).expect_err(wanted);
+            assert!(message.contains(wanted), "{message}");
+        }
+    }
+}
+
+#[test]
 fn fields_behind_extension_headers_match_packets() {
     let extended = || ipv6().extension(IpProtocol::HOP_BY_HOP).extension(IpProtocol::DESTINATION_OPTIONS);
     let syn = [

@@ -227,6 +227,9 @@ fn rules_table(report: &Report, layout: Layout) -> String {
         if let Some(parts) = rule.policing.as_ref().and_then(reports::PolicingReport::parts) {
             out.push_str(&layout.lines(Style::Dim, "        ", &parts));
         }
+        for line in rule.description.iter().flat_map(|text| text.lines()) {
+            out.push_str(&layout.lines(Style::Dim, "        ", line));
+        }
         // The note about how other rules' flows leave out its packets.
         if let Some(note) = &rule.note {
             out.push_str(&layout.lines(Style::Dim, "        ", note));

@@ -367,6 +367,44 @@ fn limits_and_samples_are_shown_with_the_parts_of_workers() {
     );
 }
 
+/// Descriptions, in the output of the commands that describe a policy.
+#[test]
+fn descriptions_are_shown_and_are_no_difference() {
+    let described = POLICY.replace("workers = [0]", "workers = [0]\ndescription = \"the only one\"")
+        + "description = \"\"\"\nPublic web servers.\nAsk first.\n\"\"\"\n";
+    let failing = described.clone()
+        + "[[tests]]\npacket = \"dst=192.0.2.1,protocol=tcp,dst_port=80\"\nexpect = \"drop\"\n";
+    let folder = policies(&[("p.toml", POLICY), ("described.toml", &described), ("failing.toml", &failing)]);
+    let text = |args: &[&str]| stdout(&run_in(&folder, args));
+    let shown = text(&["check", "described.toml"]);
+    assert!(shown.contains("        Public web servers.\n        Ask first.\n"), "{shown}");
+    let json = |args: &[&str]| serde_json::from_str::<serde_json::Value>(&text(args)).expect("JSON");
+    let report = json(&["check", "described.toml", "--format", "json"]);
+    assert_eq!(report["rules"][0]["description"], "Public web servers.\nAsk first.");
+    let web = "dst=192.0.2.1,protocol=tcp,dst_port=80";
+    let explained = text(&["explain", "described.toml", "--packet", web]);
+    assert!(explained.contains("about    Public web servers.\nabout    Ask first.\n"), "{explained}");
+
+    let output = run_in(&folder, &["diff", "p.toml", "described.toml"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stdout(&output));
+    let shown = stdout(&output);
+    assert!(shown.contains("treat every packet alike\n"), "{shown}");
+    let change = "rule `web`: description: none => \"Public web servers. / Ask first.\"\n";
+    assert!(shown.contains(change) && shown.contains("group `one`: description: none"), "{shown}");
+    assert!(shown.ends_with("descriptions change no flow and no packet\n"), "{shown}");
+    let report = json(&["diff", "p.toml", "described.toml", "--format", "json"]);
+    assert_eq!(
+        (&report["equal"], &report["descriptions"][1]["after"]),
+        (&true.into(), &"the only one".into())
+    );
+
+    let xml = folder.path().join("out.xml");
+    let output = run_in(&folder, &["test", "failing.toml", "--junit", &xml.to_string_lossy()]);
+    assert_eq!(output.status.code(), Some(10), "{output:?}");
+    let xml = std::fs::read_to_string(&xml).expect("written");
+    assert!(xml.contains("Public web servers...."), "{xml}");
+}
+
 #[test]
 fn a_device_that_cannot_steer_is_one_error_with_its_reason() {
     let folder = policies(&[("p.toml", POLICY), ("q.toml", &POLICY.replace("80", "81"))]);
