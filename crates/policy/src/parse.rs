@@ -194,6 +194,7 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
             protect::read(reader, key, value, &mut sets, protected.get_or_insert_default());
         }
     }
+    rules.refuse_many_sources(reader);
     let [(_, default), (_, multicast)] = defaults;
     let names = TestNames { groups: &groups, rules: &rules.list, has_multicast_default: multicast.is_some() };
     let tests = tests(reader, found, &names, &mut sets);

@@ -66,7 +66,7 @@ pub use ids::{ClassId, GroupId, QueueId, RuleId, SinkId, WorkerId};
 pub use matching::{Addresses, C_TAG, Family, FieldValues, Fragments, Macs, MaskedMac, Match, MplsEntry};
 pub use outcome::{Outcome, Step, Verdict};
 pub use policed_rule::PolicedRule;
-pub use policing::{LimitPart, LimitShare, Policing, RateLimit};
+pub use policing::{LimitPart, LimitShare, LimitUnit, Policing, RateLimit, SourceKey, SourceLimit};
 pub use predicate::Predicate;
 pub use program::{
     Class, DEFAULT_RULE, Decide, Exception, Flow, FlowAction, FlowKind, Group, HashVariant, MAX_RULES,

@@ -9,7 +9,7 @@ use packet::Field;
 use policy::{Diagnostic, Policy};
 use program::{
     Description, Errno, Family, Feature, Inseparable, LimitPart, LimitShare, Match, Placement, PolicedRule,
-    Policing, Program, RateLimit, RuleId, UndecidedKey, UndecidedReason, WorkerId,
+    Policing, Program, RateLimit, RuleId, SourceLimit, UndecidedKey, UndecidedReason, WorkerId,
 };
 use serde::Serialize;
 
@@ -83,6 +83,10 @@ pub struct PolicingReport {
     pub sample: u32,
     /// The limit on the packets that the sample leaves.
     pub limit: Option<RateLimit>,
+    /// The memory of the table of sources that each worker of the daemon has, in bytes; `None`: the limit is
+    /// not one of sources. While a reload replaces a policy there are the tables of both.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source_table_bytes: Option<u64>,
     /// The part of the limit that each worker has.
     pub workers: Vec<WorkerLimit>,
 }
@@ -100,10 +104,16 @@ pub struct WorkerLimit {
 impl PolicingReport {
     fn of(rule: &PolicedRule<'_>) -> Self {
         let Policing { sample, limit } = rule.policing;
+        let source_table_bytes = rule.policing.per_source().map(SourceLimit::table_bytes);
         let part = |(worker, share): (WorkerId, LimitShare)| {
             Some(WorkerLimit { worker: worker.0, limit: share.of_limit(limit?) })
         };
-        Self { sample, limit, workers: rule.shares().into_iter().filter_map(part).collect() }
+        Self {
+            sample,
+            limit,
+            source_table_bytes,
+            workers: rule.shares().into_iter().filter_map(part).collect(),
+        }
     }
 
     /// The parts of the workers in English; `None`: there is no limit, or one worker has all of it.

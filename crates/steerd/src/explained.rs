@@ -3,6 +3,7 @@
 //! it.
 
 use std::fmt::Write as _;
+use std::net::IpAddr;
 
 use packet::DeepKey;
 use policy::policy::Direction;
@@ -138,10 +139,18 @@ struct Policed {
     limit: Option<RateLimit>,
     /// The part of the limit that the packet's worker has.
     worker_limit: Option<LimitPart>,
+    /// The source that the packet is of, for a limit of sources; left out for others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source: Option<String>,
 }
 
 impl Policed {
-    fn of(program: &Program, outcome: Outcome, worker: Option<WorkerId>) -> Option<Self> {
+    fn of(
+        program: &Program,
+        outcome: Outcome,
+        worker: Option<WorkerId>,
+        source: Option<IpAddr>,
+    ) -> Option<Self> {
         if !matches!(outcome.verdict, Verdict::Deliver(_)) {
             return None;
         }
@@ -149,14 +158,17 @@ impl Policed {
         let rule = rules.iter().find(|policed| policed.rule == outcome.rule)?;
         let Policing { sample, limit } = rule.policing;
         let worker_limit = limit.zip(worker).map(|(limit, worker)| rule.share(worker).of_limit(limit));
-        Some(Self { sample, limit, worker_limit })
+        let source = rule.policing.per_source().map(|sources| sources.source_text(source));
+        Some(Self { sample, limit, worker_limit, source })
     }
 
     /// `1 in 100, at most 10k/s; this worker: 5k/s, burst 500`
     fn text(&self) -> String {
-        let Self { sample, limit, worker_limit } = *self;
+        let Self { sample, limit, worker_limit, source } = self;
         let part = worker_limit.map(|part| format!("; this worker: {part}"));
-        format!("{}{}", Policing { sample, limit }, part.unwrap_or_default())
+        let source = source.as_ref().map(|source| format!("; its source: {source}"));
+        let policing = Policing { sample: *sample, limit: *limit };
+        format!("{policing}{}{}", part.unwrap_or_default(), source.unwrap_or_default())
     }
 }
 
@@ -207,7 +219,7 @@ impl ReceivedPacket {
                 .and_then(|queue| program.queues.get(queue.index()))
                 .map(|queue| queue.table.len()),
             worker: explanation.worker.map(|worker| worker.0),
-            policing: Policed::of(program, outcome, explanation.worker),
+            policing: Policed::of(program, outcome, explanation.worker, key.outer.src_addr()),
             reaches_host: explanation.reaches_host(),
             xdp: None,
             lost_exception: explanation.is_lost_exception(),

@@ -180,8 +180,7 @@ pub(crate) struct RuleState {
 impl RuleState {
     /// Dropped by workers because of `limit` or `sample`; part of [`RuleState::packets`].
     pub(crate) fn policed_packets(&self) -> u64 {
-        let packets = |outcome| self.outcomes[outcome].packets.unwrap_or(0);
-        packets(PacketOutcome::RateLimited) + packets(PacketOutcome::NotSampled)
+        PacketOutcome::POLICED.into_iter().filter_map(|outcome| self.outcomes[outcome].packets).sum()
     }
 
     pub(crate) fn packets(&self) -> u64 {

@@ -1,6 +1,6 @@
 //! Reading `[[rules]]`: everything but the match itself.
 
-use program::{DEFAULT_RULE, MAX_RULES, Macs, MaskedMac, Match, Policing};
+use program::{DEFAULT_RULE, MAX_RULES, Macs, MaskedMac, Match, Policing, SourceLimit};
 use toml::Spanned;
 
 use crate::diagnostics::Place;
@@ -63,6 +63,25 @@ impl Rules {
                 self.list.len()
             );
             reader.error(value.span(), message, "too many");
+        }
+    }
+
+    /// Reports the first rule with which there is room for too many sources; a rule that skips extension
+    /// headers has a table for each of its parts.
+    pub(super) fn refuse_many_sources(&self, reader: &mut Reader) {
+        let mut sources = 0;
+        for rule in &self.list {
+            sources += rule.policing.per_source().map_or(0, |limit| u64::from(limit.sources));
+            if sources > SourceLimit::TOTAL_MAX {
+                let most = SourceLimit::TOTAL_MAX;
+                let message = format!(
+                    "the rules up to here have room for {sources} sources, a policy for at most {most}"
+                );
+                let hint =
+                    "write per = { sources = N } with a smaller number: each worker has a table for so many";
+                reader.push(rule.name_place.error(message, "too many").hint(hint));
+                return;
+            }
         }
     }
 

@@ -367,6 +367,39 @@ fn limits_and_samples_are_shown_with_the_parts_of_workers() {
     );
 }
 
+/// A limit of each source, in the output of the commands that describe a policy.
+#[test]
+fn limits_of_sources_are_shown_with_their_memory() {
+    let limited = POLICY.to_owned() + "limit = \"10Mbit/s\"\nper = { source_ipv4 = 24, sources = 100 }\n";
+    let folder = policies(&[("p.toml", &limited), ("free.toml", POLICY)]);
+    let text = |args: &[&str]| stdout(&run_in(&folder, args));
+    let shown = text(&["check", "p.toml"]);
+    assert!(shown.contains("deliver to one, at most 10Mbit/s per source (IPv4 /24, IPv6 /64)"), "{shown}");
+    let memory = "room for 100 sources on each worker of the daemon: 6.25KiB of memory each";
+    assert!(shown.contains(memory), "{shown}");
+    let report: serde_json::Value =
+        serde_json::from_str(&text(&["check", "p.toml", "--format", "json"])).expect("JSON");
+    let policing = &report["rules"][0]["policing"];
+    let expected = serde_json::json!({
+        "sample": 1,
+        "limit": {
+            "bits_per_second": 10_000_000, "burst_bytes": 125_000,
+            "per_source": { "ipv4_bits": 24, "ipv6_bits": 64, "sources": 100 },
+        },
+        "source_table_bytes": 6400,
+        "workers": [{ "worker": 0, "bits_per_second": 10_000_000.0, "burst_bytes": 125_000 }],
+    });
+    assert_eq!(*policing, expected);
+    let web = "src=198.51.100.77,dst=192.0.2.1,protocol=tcp,src_port=1,dst_port=80";
+    let explained = text(&["explain", "p.toml", "--packet", web]);
+    let line = "passes   at most 10Mbit/s per source (IPv4 /24, IPv6 /64); this worker: 10Mbit/s, burst 125kB; \
+                its source: 198.51.100.0/24\n";
+    assert!(explained.contains(line), "{explained}");
+    let shown = text(&["diff", "free.toml", "p.toml"]);
+    let per = "rule `web`: per: none => { source_ipv4 = 24, sources = 100 }\n";
+    assert!(shown.contains(per) && shown.contains("rule `web`: limit: none => 10Mbit/s\n"), "{shown}");
+}
+
 /// Descriptions, in the output of the commands that describe a policy.
 #[test]
 fn descriptions_are_shown_and_are_no_difference() {
