@@ -87,6 +87,7 @@ pub fn protection_from_rule(policy: &Policy, matches: Match) -> Vec<Protected> {
     let mut rules: Vec<RuleDefinition> = policy.rules.iter().take(runtime.before).cloned().collect();
     rules.push(RuleDefinition {
         name: String::new(),
+        description: None,
         matches,
         action: Action::Drop,
         direction: Direction::Ingress,

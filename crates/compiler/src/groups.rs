@@ -111,6 +111,7 @@ fn group(job: &Job<'_>, definition: &GroupDefinition, problems: &mut Vec<GroupPr
     };
     Group {
         name: definition.name.clone(),
+        description: definition.description.clone(),
         table,
         key: definition.key,
         fields: definition.fields,

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use packet::{FIELDS, Form};
 use program::{
     APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, CaptureSink, KernelSink,
-    RUNTIME_RULES_MAX, RateLimit,
+    RUNTIME_RULES_MAX, SourceLimit,
 };
 
 use crate::policy::{self, MAX_LABEL, MAX_LABEL_CLASS, MAX_SET_VALUES, MAX_TABLE_SIZE, PRIORITIES, VERSION};
@@ -137,6 +137,7 @@ pub(crate) const GROUP: &[Key] = &[
     key("key", Text, "The Toeplitz key: \"symmetric\", \"microsoft\" or 40 bytes in hexadecimal."),
     key("table_size", Integer(1, MAX_TABLE_SIZE as i64), "Entries of the indirection table, a power of two."),
     key("sinks", Shape("sink_names"), "Where its packets go: each of these sinks gets all of them."),
+    DESCRIPTION,
 ];
 
 pub(crate) const RULE: &[Key] = &[
@@ -157,11 +158,34 @@ pub(crate) const RULE: &[Key] = &[
     key("count", Boolean, "Whether its counters are exported; true if left out."),
     key("sinks", Shape("sink_names"), "Where its packets go, instead of the group's sinks."),
     key("sample", Integer(1, MAX), "Of this many packets one goes to the sinks; all if left out."),
-    key("limit", Text, "The most packets per second that go to the sinks: \"10k/s\"; all if left out."),
+    key(
+        "limit",
+        Text,
+        "The most packets or bits of frames per second that go to the sinks: \"10k/s\", \"100Mbit/s\"; all if left out.",
+    ),
     key(
         "burst",
-        Integer(*RateLimit::PACKETS.start() as i64, *RateLimit::PACKETS.end() as i64),
-        "How many packets may exceed `limit` at once; those of 0.1 s, but at least 64, if left out.",
+        Shape("burst"),
+        "How many packets, or bytes (\"64kB\"), may exceed `limit` at once; those of 0.1 s, but at least 64 or 65536B, if left out.",
+    ),
+    key(
+        "per",
+        Shape("per"),
+        "\"source\": the limit is one of each source address; a table has prefixes and the size of the table.",
+    ),
+    DESCRIPTION,
+];
+
+const DESCRIPTION: Key = key("description", Text, "A text for people, of at most 1024 bytes in lines.");
+
+/// The keys of `per`.
+pub(crate) const PER: &[Key] = &[
+    key("source_ipv4", Integer(1, 32), "The leading bits of an IPv4 source address; 32 if left out."),
+    key("source_ipv6", Integer(1, 128), "The leading bits of an IPv6 source address; 64 if left out."),
+    key(
+        "sources",
+        within(SourceLimit::SOURCES),
+        "How many sources each worker has room for; 16384 if left out.",
     ),
 ];
 

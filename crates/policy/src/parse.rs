@@ -5,6 +5,7 @@ mod actions;
 mod carving;
 mod cautions;
 mod conflicts;
+mod description;
 mod extensions;
 mod files;
 mod groups;
@@ -19,6 +20,7 @@ mod sets;
 mod sinks;
 mod synonyms;
 mod toml_errors;
+mod unused;
 mod values;
 mod variables;
 
@@ -192,6 +194,7 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
             protect::read(reader, key, value, &mut sets, protected.get_or_insert_default());
         }
     }
+    rules.refuse_many_sources(reader);
     let [(_, default), (_, multicast)] = defaults;
     let names = TestNames { groups: &groups, rules: &rules.list, has_multicast_default: multicast.is_some() };
     let tests = tests(reader, found, &names, &mut sets);
@@ -227,8 +230,10 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
     };
     if !reader.diagnostics.has_errors() && policy.carves_queues() {
         carving::refuse(reader, &policy);
+        unused::warn_of_queues(reader, &policy);
     } else if !reader.diagnostics.has_errors() {
         cautions::warn(reader, &policy, &groups.symmetry_asked);
+        unused::warn_of_sinks(reader, &policy);
     }
     policy
 }

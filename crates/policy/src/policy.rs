@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use packet::{HashFields, RssKey};
-use program::{GroupId, Match, Policing, RuntimeFields, RuntimeMatch, SinkId, SinkSpec, Verdict};
+use program::{
+    Description, GroupId, Match, Policing, RuntimeFields, RuntimeMatch, SinkId, SinkSpec, Verdict,
+};
 
 use crate::diagnostics::Place;
 use crate::policy_test::PolicyTest;
@@ -111,6 +113,7 @@ impl Policy {
         rules.sort_by_key(|(form, _)| *form);
         let definition = |InsertedRule { name, matches, action }| RuleDefinition {
             name,
+            description: None,
             matches: matches.to_match(),
             action,
             direction: Direction::Ingress,
@@ -186,6 +189,8 @@ impl SetSize {
 pub struct GroupDefinition {
     /// The name.
     pub name: String,
+    /// A text for people.
+    pub description: Option<Description>,
     /// The workers and their shares.
     pub workers: Workers,
     /// Whether the text has `queues`: the numbers are those of receive queues of the interface, from which
@@ -247,6 +252,8 @@ impl Eq for WorkerShare {}
 pub struct RuleDefinition {
     /// The name, unique.
     pub name: String,
+    /// A text for people.
+    pub description: Option<Description>,
     /// The packets that it applies to.
     pub matches: Match,
     /// The action of the rule.

@@ -2,7 +2,7 @@
 //! parser's table of keys. It describes keys and types; the contents of strings (addresses, names of sets)
 //! are checked by the parser only.
 
-use program::RUNTIME_RULES_MAX;
+use program::{LimitUnit, RUNTIME_RULES_MAX};
 use serde_json::{Map, Value, json};
 
 use crate::keys::{self, Key, Values};
@@ -24,6 +24,7 @@ pub fn schema() -> Value {
 /// The values that keys refer to by name ([`Values::Shape`], [`Values::TableOf`], [`Values::ListOf`]).
 fn definitions() -> Value {
     let scalar = json!({ "type": ["string", "integer"] });
+    let packets = LimitUnit::Packets.bursts();
     let stack_entry = json!({ "anyOf": [
         { "type": "integer", "minimum": 0, "maximum": MAX_LABEL },
         { "type": "string" },
@@ -36,6 +37,10 @@ fn definitions() -> Value {
             { "enum": ["drop", "kernel", "pass"] },
             { "type": "string", "pattern": "^(steer|copy|sniff) .+$" },
             one_of(keys::ACTION),
+        ] },
+        "burst": { "anyOf": [
+            integer(*packets.start(), *packets.end()),
+            { "type": "string", "pattern": "^[0-9]+[kMGT]?B$" },
         ] },
         "counts": object_of(keys::COUNTS.iter(), 1),
         "default": { "anyOf": [{ "type": "string" }, one_of(&[keys::STEER])] },
@@ -53,6 +58,11 @@ fn definitions() -> Value {
         "mpls_entry": object_of(keys::MPLS.iter(), 1),
         "not": object(keys::NOT),
         "packet_count": integer(0, i64::MAX as u64),
+        "per": { "anyOf": [
+            { "const": "source" },
+            { "type": "string", "pattern": VARIABLE },
+            object(keys::PER),
+        ] },
         "protect": object(keys::PROTECT),
         "protocols": { "anyOf": [scalar, { "type": "array", "items": scalar }] },
         "rule": object(keys::RULE),

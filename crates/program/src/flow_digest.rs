@@ -118,6 +118,7 @@ mod tests {
         let rule = |name: &&str| Rule::in_hardware(*name, Verdict::Drop, 1);
         let group = |worker: &u32| Group {
             name: format!("of {worker}"),
+            description: None,
             table: vec![WorkerId(*worker)],
             key: RssKey::SYMMETRIC,
             fields: HashFields::empty(),

@@ -26,6 +26,7 @@
 mod byte_set;
 mod correspondence;
 mod deciders;
+mod description;
 mod explain;
 mod feature;
 mod flow_cube;
@@ -55,6 +56,7 @@ mod xdp_verdict;
 pub use byte_set::ByteSet;
 pub use correspondence::Correspondence;
 pub use deciders::{Decider, HostReception, RuleDeciders};
+pub use description::{Description, DescriptionFault};
 pub use explain::{Copied, Explanation, SentExplanation};
 pub use feature::{Errno, Feature};
 pub use flow_digest::{DanglingFlow, FlowDigest};
@@ -64,7 +66,7 @@ pub use ids::{ClassId, GroupId, QueueId, RuleId, SinkId, WorkerId};
 pub use matching::{Addresses, C_TAG, Family, FieldValues, Fragments, Macs, MaskedMac, Match, MplsEntry};
 pub use outcome::{Outcome, Step, Verdict};
 pub use policed_rule::PolicedRule;
-pub use policing::{LimitPart, LimitShare, Policing, RateLimit};
+pub use policing::{LimitPart, LimitShare, LimitUnit, Policing, RateLimit, SourceKey, SourceLimit};
 pub use predicate::Predicate;
 pub use program::{
     Class, DEFAULT_RULE, Decide, Exception, Flow, FlowAction, FlowKind, Group, HashVariant, MAX_RULES,

@@ -2,7 +2,8 @@
 //! packets that it receives. A limit is divided among the N workers of the rule, in proportion to the entries
 //! that they have in the indirection table, so that they together let no more through. A worker of another
 //! group that receives packets of the rule by a flow of a hybrid rule has 1/N of the limit in addition: with
-//! F such workers, limit × (1 + F/N) is the most that all let through.
+//! F such workers, limit × (1 + F/N) is the most that all let through. A limit of sources is divided in the
+//! same way: each worker lets a source have its part.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -96,29 +97,26 @@ impl Program {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policing::{LimitPart, RateLimit};
+    use crate::policing::{LimitPart, LimitUnit, RateLimit};
 
     #[test]
     fn shares_follow_the_table_and_add_up() {
         let table = [0, 1, 0, 2].map(WorkerId);
-        let limit = RateLimit { packets_per_second: 1000, burst_packets: 64 };
+        let limit = RateLimit::of_packets(1000);
+        let limit = RateLimit { burst: 64, ..limit };
         let policing = Policing { sample: 1, limit: Some(limit) };
         let rule = PolicedRule { rule: RuleId(0), policing, table: &table };
         let shares = rule.shares();
         assert_eq!(shares[&WorkerId(0)], LimitShare { parts: 2, of: 4 });
         assert_eq!(shares.values().map(|share| share.parts).sum::<u32>(), 4);
         let part = shares[&WorkerId(1)].of_limit(limit);
-        assert_eq!(part, LimitPart { packets_per_second: 250.0, burst_packets: 16 });
+        let packets = |per_second, burst| LimitPart { unit: LimitUnit::Packets, per_second, burst };
+        assert_eq!(part, packets(250.0, 16));
         assert_eq!(rule.share(WorkerId(9)), LimitShare { parts: 1, of: 3 }, "the average of three workers");
-        let slow = RateLimit { packets_per_second: 1, burst_packets: 1 };
+        let slow = RateLimit { burst: 1, ..RateLimit::of_packets(1) };
         let slow = shares[&WorkerId(2)].of_limit(slow);
-        assert_eq!(
-            slow,
-            LimitPart { packets_per_second: 0.25, burst_packets: 1 },
-            "one packet passes at least"
-        );
-        let shown = [part, slow, LimitPart { packets_per_second: 2.5, burst_packets: 3 }]
-            .map(|part| part.to_string());
+        assert_eq!(slow, packets(0.25, 1), "one packet passes at least");
+        let shown = [part, slow, packets(2.5, 3)].map(|part| part.to_string());
         assert_eq!(shown, ["250/s, burst 16", "1 in 4 s, burst 1", "2.5/s, burst 3"]);
     }
 }

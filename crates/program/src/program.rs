@@ -9,6 +9,7 @@ use packet::cube::Cube;
 use packet::{DeepKey, FlowKey, HashFields, RssKey};
 use serde::Serialize;
 
+use crate::description::Description;
 use crate::flow_cube::claim_of;
 use crate::ids::{ClassId, GroupId, QueueId, RuleId, SinkId, WorkerId};
 use crate::outcome::{Outcome, Verdict};
@@ -66,6 +67,8 @@ pub struct Program {
 pub struct Rule {
     /// Unique; what counters are named after.
     pub name: RuleName,
+    /// The description in the policy.
+    pub description: Option<Description>,
     /// The verdict on the rule's packets.
     pub action: Verdict,
     /// Line of the policy file, from 1 (the pseudo rule: the line of `default`, or 0).
@@ -90,6 +93,7 @@ impl Rule {
     pub fn in_hardware(name: impl Into<RuleName>, action: Verdict, line: u32) -> Self {
         Self {
             name: name.into(),
+            description: None,
             action,
             line,
             placement: Placement::Hardware,
@@ -136,6 +140,8 @@ pub enum Placement {
 pub struct Group {
     /// The name in the policy.
     pub name: String,
+    /// The description in the policy.
+    pub description: Option<Description>,
     /// The indirection table; its length is a power of two.
     pub table: Vec<WorkerId>,
     /// The Toeplitz key of every queue of the group.

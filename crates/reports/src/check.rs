@@ -9,8 +9,8 @@ use packet::cube::{Cube, Image};
 use policy::policy::{Action, Direction, RuleDefinition};
 use policy::{Diagnostic, MAX_DIAGNOSTICS, Policy};
 use program::{
-    ClassId, Decide, Feature, FlowAction, GroupId, LimitShare, Placement, Program, QueueId, RangeSet, RuleId,
-    Verdict, WorkerId,
+    ClassId, Decide, Feature, FlowAction, GroupId, LimitShare, LimitUnit, Placement, Program, QueueId,
+    RangeSet, RuleId, Verdict, WorkerId,
 };
 use serde::Serialize;
 
@@ -170,29 +170,46 @@ fn counted_only(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnosti
     warnings.push(first.place.warning(message, "no sinks").hint(hint));
 }
 
-/// Warns of limits whose burst has no packet for each worker: one that has paused lets one packet through all
-/// the same.
+/// Warns of limits whose burst has no packet for each worker, or fewer bytes than a usual frame: one that has
+/// paused lets one packet through all the same.
 fn small_bursts(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnostic>) {
     for policed in program.policed_rules() {
         let Some(limit) = policed.policing.limit else { continue };
         let shares = policed.shares();
+        let one = limit.unit.frame_burst();
         let is_less_than_one = |share: &LimitShare| {
-            u64::from(limit.burst_packets) * u64::from(share.parts) < u64::from(share.of)
+            u128::from(limit.burst) * u128::from(share.parts) < u128::from(one) * u128::from(share.of)
         };
         let Some(rule) = policy.rules.get(policed.rule.index()) else { continue };
         if !shares.values().any(is_less_than_one) {
             continue;
         }
-        let together: u64 = shares.values().map(|share| u64::from(share.of_limit(limit).burst_packets)).sum();
-        let message = format!(
-            "after a pause {together} packets of `{}` pass at once, not {}: each of its {} workers lets one through at least",
-            rule.name,
-            limit.burst_packets,
-            shares.len(),
+        let enough = shares.values().map(|share| (one * u64::from(share.of)).div_ceil(share.parts.into()));
+        let enough = enough.max().unwrap_or(one);
+        let (message, written) = match limit.unit {
+            LimitUnit::Packets => {
+                let together: u64 = shares.values().map(|share| share.of_limit(limit).burst).sum();
+                let message = format!(
+                    "after a pause {together} packets of `{}` pass at once, not {}: each of its {} workers lets one \
+                     through at least",
+                    rule.name,
+                    limit.burst,
+                    shares.len(),
+                );
+                (message, enough.to_string())
+            }
+            LimitUnit::Bits => {
+                let message = format!(
+                    "the burst of `{}` is shorter than a frame on each worker: one frame passes there after a pause",
+                    rule.name,
+                );
+                (message, format!("\"{enough}B\""))
+            }
+        };
+        let hint = format!(
+            "write burst = {written} or more, or steer to fewer workers; on average {} are kept",
+            limit.rate_text()
         );
-        let enough = shares.values().map(|share| share.of.div_ceil(share.parts)).max().unwrap_or(1);
-        let hint =
-            format!("write burst = {enough} or more, or steer to fewer workers; on average {limit} are kept");
         warnings.push(rule.place.warning(message, "this rule").hint(hint));
     }
 }
@@ -214,12 +231,17 @@ fn exceeded_limits(policy: &Policy, program: &Program, warnings: &mut Vec<Diagno
         if others.is_empty() {
             continue;
         }
-        let most =
-            f64::from(limit.packets_per_second) * (1.0 + others.len() as f64 / own.len().max(1) as f64);
+        // Rates are below 2^53.
+        let most = limit.per_second as f64 * (1.0 + others.len() as f64 / own.len().max(1) as f64);
+        let units = match limit.unit {
+            LimitUnit::Packets => "packets",
+            LimitUnit::Bits => "bits of packets",
+        };
+        let each = if limit.per_source.is_some() { " from each source" } else { "" };
         let message = format!(
-            "up to {most:.0} packets of `{}` may pass in a second, not {}: {} some of them, too",
+            "up to {most:.0} {units} of `{}`{each} may pass in a second, not {}: {} some of them, too",
             rule.name,
-            limit.packets_per_second,
+            limit.per_second,
             match others.len() {
                 1 => "a worker of another group receives".to_owned(),
                 count => format!("{count} workers of other groups receive"),

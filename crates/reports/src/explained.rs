@@ -2,12 +2,13 @@
 //! JSON: rule, flow, queue, worker and copies.
 
 use std::fmt::Write as _;
+use std::net::IpAddr;
 
 use packet::DeepKey;
 use policy::policy::Direction;
 use program::{
-    ClassId, Copied, Explanation, FlowKind, LimitPart, Outcome, Policing, Program, RateLimit, RuleId,
-    SentExplanation, Verdict, WorkerId, XdpVerdict,
+    ClassId, Copied, Description, Explanation, FlowKind, LimitPart, Outcome, Policing, Program, RateLimit,
+    RuleId, SentExplanation, Verdict, WorkerId, XdpVerdict,
 };
 use serde::Serialize;
 
@@ -102,6 +103,9 @@ pub struct ReceivedPacket {
     /// The rule that decides, and its action.
     rule: String,
     line: u32,
+    /// The text of the policy for people; left out if the rule has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    description: Option<Description>,
     action: String,
     /// The rule whose flow matches it in the device, if it is another.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -146,10 +150,18 @@ struct Policed {
     limit: Option<RateLimit>,
     /// The part of the limit that the packet's worker has.
     worker_limit: Option<LimitPart>,
+    /// The source that the packet is of, for a limit of sources; left out for others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source: Option<String>,
 }
 
 impl Policed {
-    fn of(program: &Program, outcome: Outcome, worker: Option<WorkerId>) -> Option<Self> {
+    fn of(
+        program: &Program,
+        outcome: Outcome,
+        worker: Option<WorkerId>,
+        source: Option<IpAddr>,
+    ) -> Option<Self> {
         if !matches!(outcome.verdict, Verdict::Deliver(_)) {
             return None;
         }
@@ -157,14 +169,17 @@ impl Policed {
         let rule = rules.iter().find(|policed| policed.rule == outcome.rule)?;
         let Policing { sample, limit } = rule.policing;
         let worker_limit = limit.zip(worker).map(|(limit, worker)| rule.share(worker).of_limit(limit));
-        Some(Self { sample, limit, worker_limit })
+        let source = rule.policing.per_source().map(|sources| sources.source_text(source));
+        Some(Self { sample, limit, worker_limit, source })
     }
 
     /// `1 in 100, at most 10k/s; this worker: 5k/s, burst 500`
     fn text(&self) -> String {
-        let Self { sample, limit, worker_limit } = *self;
+        let Self { sample, limit, worker_limit, source } = self;
         let part = worker_limit.map(|part| format!("; this worker: {part}"));
-        format!("{}{}", Policing { sample, limit }, part.unwrap_or_default())
+        let source = source.as_ref().map(|source| format!("; its source: {source}"));
+        let policing = Policing { sample: *sample, limit: *limit };
+        format!("{policing}{}{}", part.unwrap_or_default(), source.unwrap_or_default())
     }
 }
 
@@ -199,6 +214,7 @@ impl ReceivedPacket {
             packet: policy::short_packet(key),
             rule: rule_name(program, outcome.rule),
             line: line(program, outcome.rule),
+            description: description(program, outcome.rule),
             action: program.describe(outcome.verdict),
             taken_by: Some(rule_name(program, explanation.rule)).filter(|_| explanation.rule != outcome.rule),
             decided_in: Some(if exact { "device" } else { "worker" }),
@@ -215,7 +231,7 @@ impl ReceivedPacket {
                 .and_then(|queue| program.queues.get(queue.index()))
                 .map(|queue| queue.table.len()),
             worker: explanation.worker.map(|worker| worker.0),
-            policing: Policed::of(program, outcome, explanation.worker),
+            policing: Policed::of(program, outcome, explanation.worker, key.outer.src_addr()),
             reaches_host: explanation.reaches_host(),
             xdp: None,
             lost_exception: explanation.is_lost_exception(),
@@ -253,6 +269,9 @@ impl ReceivedPacket {
             line(copy.kind, copy.text());
         }
         line("rule", format!("{}: {}", placed(&self.rule, self.line), self.action));
+        for text in self.description.iter().flat_map(|description| description.lines()) {
+            line("about", text.to_owned());
+        }
         if let Some(other) = &self.taken_by {
             line("taken by", format!("the flow of rule {other}, as the device cannot distinguish the two"));
         }
@@ -413,6 +432,9 @@ pub struct SentPacket {
     /// The rule that decides; without one, the packet is sent.
     rule: Option<String>,
     line: Option<u32>,
+    /// The text of the policy for people; left out if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    description: Option<Description>,
     action: &'static str,
     leaves: bool,
     copies: Vec<Copy>,
@@ -426,6 +448,7 @@ impl SentPacket {
             packet: policy::short_packet(key),
             rule: explained.rule.map(|rule| rule_name(program, rule)),
             line: explained.rule.map(|rule| line(program, rule)),
+            description: explained.rule.and_then(|rule| description(program, rule)),
             action: sent_action(&explained),
             leaves: explained.leaves,
             copies: explained.copies.iter().map(|copied| Copy::of(program, copied)).collect(),
@@ -445,6 +468,9 @@ impl SentPacket {
         let mut out = format!("{:<8} {}\n", "packet", self.packet);
         // Strings take text.
         let _ = writeln!(out, "{:<8} {rule}", "rule");
+        for text in self.description.iter().flat_map(|description| description.lines()) {
+            let _ = writeln!(out, "{:<8} {text}", "about");
+        }
         for copy in &self.copies {
             let _ = writeln!(out, "{:<8} {}", copy.kind, copy.text());
         }
@@ -456,6 +482,11 @@ impl SentPacket {
         let copies: String = self.copies.iter().map(Copy::short).collect();
         format!("{packet_number}  rule={rule} action={}{copies}  {}", self.action, self.packet)
     }
+}
+
+/// The text of the policy about a rule.
+fn description(program: &Program, rule: RuleId) -> Option<Description> {
+    program.rules.get(rule.index()).and_then(|rule| rule.description.clone())
 }
 
 /// The action, as in rules.

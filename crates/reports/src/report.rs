@@ -8,8 +8,8 @@ use device_model::DeviceModel;
 use packet::Field;
 use policy::{Diagnostic, Policy};
 use program::{
-    Errno, Family, Feature, Inseparable, LimitPart, LimitShare, Match, Placement, PolicedRule, Policing,
-    Program, RateLimit, RuleId, UndecidedKey, UndecidedReason, WorkerId,
+    Description, Errno, Family, Feature, Inseparable, LimitPart, LimitShare, Match, Placement, PolicedRule,
+    Policing, Program, RateLimit, RuleId, SourceLimit, UndecidedKey, UndecidedReason, WorkerId,
 };
 use serde::Serialize;
 
@@ -51,6 +51,8 @@ pub struct RuleReport {
     pub name: String,
     /// The line of the rule in the policy.
     pub line: u32,
+    /// The text of the policy for people.
+    pub description: Option<Description>,
     /// The action of the rule, in English; empty if unknown.
     pub action: String,
     /// Where it is decided.
@@ -82,6 +84,10 @@ pub struct PolicingReport {
     pub sample: u32,
     /// The limit on the packets that the sample leaves.
     pub limit: Option<RateLimit>,
+    /// The memory of the table of sources that each worker of the daemon has, in bytes; `None`: the limit is
+    /// not one of sources. While a reload replaces a policy there are the tables of both.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source_table_bytes: Option<u64>,
     /// The part of the limit that each worker has.
     pub workers: Vec<WorkerLimit>,
 }
@@ -99,10 +105,16 @@ pub struct WorkerLimit {
 impl PolicingReport {
     fn of(rule: &PolicedRule<'_>) -> Self {
         let Policing { sample, limit } = rule.policing;
+        let source_table_bytes = rule.policing.per_source().map(SourceLimit::table_bytes);
         let part = |(worker, share): (WorkerId, LimitShare)| {
             Some(WorkerLimit { worker: worker.0, limit: share.of_limit(limit?) })
         };
-        Self { sample, limit, workers: rule.shares().into_iter().filter_map(part).collect() }
+        Self {
+            sample,
+            limit,
+            source_table_bytes,
+            workers: rule.shares().into_iter().filter_map(part).collect(),
+        }
     }
 
     /// The parts of the workers in English; `None`: there is no limit, or one worker has all of it.
@@ -215,6 +227,7 @@ fn rules_of(policy: &Policy, program: &Program, checked: &Check) -> Vec<RuleRepo
     let rules = checked.rules.iter().enumerate().map(|(index, checked)| RuleReport {
         note: left_out(program, index),
         policing: policed.get(&index).cloned(),
+        description: program.rules.get(index).and_then(|rule| rule.description.clone()),
         ..possible(policy, program, index, checked, tested.contains(&index))
     });
     rules.collect()
@@ -262,6 +275,7 @@ fn possible(
     RuleReport {
         name: checked.name.clone(),
         line: checked.line,
+        description: None,
         action: checked.action.clone(),
         decided,
         note: None,
@@ -425,6 +439,7 @@ fn impossible(
         rules.push(RuleReport {
             name: rule.name.clone(),
             line: rule.name_place.line(),
+            description: rule.description.clone(),
             action: String::new(),
             decided,
             note: None,

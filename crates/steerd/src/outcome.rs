@@ -17,6 +17,8 @@ pub(crate) enum PacketOutcome {
     Dropped,
     /// Dropped by workers beyond the rule's `limit`.
     RateLimited,
+    /// Dropped by workers beyond a limit that sources shared, because the rule's table of sources was full.
+    SourceOverflow,
     /// Dropped by workers because of the rule's `sample`.
     NotSampled,
     /// A copy that the rule does not match, discarded by a worker: no packet of the rule.
@@ -59,6 +61,9 @@ pub(crate) struct Total {
 impl PacketOutcome {
     pub(crate) const COUNT: usize = ROWS.len();
 
+    /// The outcomes of packets that workers drop because of `limit` or `sample`.
+    pub(crate) const POLICED: [Self; 3] = [Self::RateLimited, Self::SourceOverflow, Self::NotSampled];
+
     const fn index(self) -> usize {
         self as usize
     }
@@ -87,7 +92,7 @@ const fn main_total(key: &'static str, text: &'static str) -> Option<Total> {
 
 /// In the order of [`PacketOutcome`], which is that of the summary.
 #[rustfmt::skip]
-pub(crate) static ROWS: [Row; 10] = [
+pub(crate) static ROWS: [Row; 11] = [
     Row { outcome: PacketOutcome::Delivered, name: "delivered", action: Some("deliver"),
         worker: Some(Disposition::Delivered), device: None,
         total: main_total("delivered", "delivered by rule") },
@@ -97,6 +102,9 @@ pub(crate) static ROWS: [Row; 10] = [
     Row { outcome: PacketOutcome::RateLimited, name: "rate_limited", action: Some("rate_limited"),
         worker: Some(Disposition::RateLimited), device: None,
         total: total("rate_limited", "dropped beyond limits of rules") },
+    Row { outcome: PacketOutcome::SourceOverflow, name: "source_overflow", action: Some("source_overflow"),
+        worker: Some(Disposition::SourceOverflow), device: None,
+        total: total("source_overflow", "dropped because tables of sources were full") },
     Row { outcome: PacketOutcome::NotSampled, name: "not_sampled", action: Some("not_sampled"),
         worker: Some(Disposition::NotSampled), device: None,
         total: total("not_sampled", "dropped because of samples") },

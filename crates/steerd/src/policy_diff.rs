@@ -10,6 +10,7 @@ use policy::policy::Direction;
 use serde::Serialize;
 
 use crate::policy_file;
+use crate::policy_file::descriptions::{self, DescriptionChange};
 use crate::terminal::output::Versioned;
 use sinks::SinkChange;
 
@@ -22,6 +23,8 @@ pub(crate) struct Report<'d, P> {
     equal: Option<bool>,
     groups: &'d [GroupChange],
     sinks: &'d [SinkChange],
+    /// They do not count for `equal`.
+    descriptions: &'d [DescriptionChange],
     /// `null`: neither a device model nor a number of workers was given.
     placement: Option<&'d P>,
     pairs: Vec<Directed<&'d PairSummary>>,
@@ -44,6 +47,7 @@ impl<'d, P> Report<'d, P> {
         found: &'d Diff,
         groups: &'d [GroupChange],
         sinks: &'d [SinkChange],
+        descriptions: &'d [DescriptionChange],
         placement: Option<&'d P>,
     ) -> Self {
         Self {
@@ -51,6 +55,7 @@ impl<'d, P> Report<'d, P> {
             new,
             groups,
             sinks,
+            descriptions,
             placement,
             equal: match (found.pairs.is_empty() && sinks.is_empty(), found.is_whole()) {
                 (false, _) => Some(false),
@@ -80,7 +85,9 @@ pub(crate) fn json(names: [String; 2], old: &Policy, new: &Policy, all: bool) ->
     let workers = policy_file::workers_named(old).max(policy_file::workers_named(new));
     let groups = analysis::changed_groups(old, new, workers);
     let sinks = sinks::changes(old, new);
-    serde_json::to_vec(&Versioned::new(&Report::<()>::of(names, &found, &groups, &sinks, None)))
+    let descriptions = descriptions::changes(old, new);
+    let report = Report::<()>::of(names, &found, &groups, &sinks, &descriptions, None);
+    serde_json::to_vec(&Versioned::new(&report))
 }
 
 /// How much of the differences is listed.

@@ -5,6 +5,7 @@
 
 mod change;
 mod counters;
+pub(crate) mod descriptions;
 mod device_rules;
 mod inputs;
 mod load;

@@ -22,7 +22,7 @@ use policy::policy::{Action, Direction};
 use policy::policy_test::{Expected, PolicyTest, TestedPackets};
 use policy::protect::ProtectedMatch;
 use policy::{Diagnostic, Policy};
-use program::{DEFAULT_RULE, Match, Predicate, Program};
+use program::{DEFAULT_RULE, Description, Match, Predicate, Program};
 use serde::Serialize;
 
 use crate::policy_file;
@@ -346,6 +346,15 @@ fn named(test: &PolicyTest) -> String {
     test.name.as_ref().map_or_else(|| "the test".to_owned(), |name| format!("the test \"{name}\""))
 }
 
+/// The first line of a description behind a comma: `, "Public web servers"`. A long one is cut.
+fn quoted(description: &Description) -> String {
+    const SHOWN: usize = 80;
+    let line = description.lines().next().unwrap_or_default();
+    let cut = if line.chars().count() > SHOWN || description.lines().count() > 1 { "..." } else { "" };
+    let shown: String = line.chars().take(SHOWN).collect();
+    format!(", \"{shown}{cut}\"")
+}
+
 /// The rule with this index in a sentence, and its action; the default for the number of rules.
 fn decided(policy: &Policy, test: &PolicyTest, rule: usize) -> String {
     if rule >= policy.rules.len() && test.direction == Direction::Egress {
@@ -353,7 +362,10 @@ fn decided(policy: &Policy, test: &PolicyTest, rule: usize) -> String {
     }
     let action = reports::written_action(policy, rule);
     match policy.rules.get(rule) {
-        Some(rule) => format!("the rule `{}` (line {}, {action})", rule.name, rule.name_place.line()),
+        Some(rule) => {
+            let about = rule.description.as_ref().map(quoted).unwrap_or_default();
+            format!("the rule `{}` (line {}, {action}{about})", rule.name, rule.name_place.line())
+        }
         None => format!("the {DEFAULT_RULE} ({action})"),
     }
 }

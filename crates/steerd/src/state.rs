@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use program::RuleDeciders;
+use program::{Description, RuleDeciders};
 use serde::{Deserialize, Serialize};
 use softnic::ClaimReport;
 
@@ -154,6 +154,8 @@ pub(crate) struct PolicyState {
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct RuleState {
     pub(crate) name: String,
+    /// The text of the policy for people; `None`: there is none, or the rule is of an earlier policy.
+    pub(crate) description: Option<Description>,
     pub(crate) action: String,
     /// The effect as one word.
     pub(crate) effect: Effect,
@@ -178,8 +180,7 @@ pub(crate) struct RuleState {
 impl RuleState {
     /// Dropped by workers because of `limit` or `sample`; part of [`RuleState::packets`].
     pub(crate) fn policed_packets(&self) -> u64 {
-        let packets = |outcome| self.outcomes[outcome].packets.unwrap_or(0);
-        packets(PacketOutcome::RateLimited) + packets(PacketOutcome::NotSampled)
+        PacketOutcome::POLICED.into_iter().filter_map(|outcome| self.outcomes[outcome].packets).sum()
     }
 
     pub(crate) fn packets(&self) -> u64 {

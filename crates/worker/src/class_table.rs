@@ -12,7 +12,7 @@ use program::{
 
 use crate::counter::{Tally, TallyRow, Traffic};
 use crate::disposition::Disposition;
-use crate::policer::Policers;
+use crate::policer::{PolicedPacket, Policers};
 use crate::runtime_rules::{RuntimeProbe, RuntimeTable};
 use crate::sink::SinkMap;
 
@@ -236,9 +236,16 @@ impl ClassTable {
         entry(&self.published.places, self.sinks(), outcome)
     }
 
-    /// The decision on a packet with this outcome, which may be one that its rule does not let through.
-    pub(crate) fn police(&self, outcome: Outcome, now: &mut dyn FnMut() -> u64) -> Entry {
-        let refused = self.policers.of_outcome(&outcome).and_then(|policer| policer.refuses(now));
+    /// The decision on a packet with this outcome, which may be one that its rule does not let through;
+    /// `packet` is called only if the rule may not.
+    pub(crate) fn police<'p>(
+        &self,
+        outcome: Outcome,
+        packet: impl FnOnce() -> PolicedPacket<'p>,
+        now: &mut dyn FnMut() -> u64,
+    ) -> Entry {
+        let policer = self.policers.of_outcome(&outcome);
+        let refused = policer.and_then(|policer| policer.refuses(&packet(), now));
         match refused {
             None => self.entry(&outcome),
             Some(disposition) => {
@@ -356,6 +363,9 @@ fn rule_tallies(program: &Program, returns: bool) -> (Vec<RuleTallies>, bool) {
             has_policed_rules |= !policing.passes_all();
             if policing.limit.is_some() {
                 rule.add(Disposition::RateLimited);
+            }
+            if policing.per_source().is_some() {
+                rule.add(Disposition::SourceOverflow);
             }
             if policing.sample > 1 {
                 rule.add(Disposition::NotSampled);

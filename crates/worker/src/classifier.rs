@@ -15,6 +15,7 @@ use crate::class_map::{ClassMap, TABLES_MAX};
 use crate::class_table::{ClassTable, Entry};
 use crate::counter::Tally;
 use crate::mailbox::{Command, Mailbox, Publication};
+use crate::policer::PolicedPacket;
 use crate::runtime_rules::{GROUP, RuntimeLookups, RuntimeTable, Undecided, WaitingPackets};
 use crate::stats::{DropReason, Stats};
 
@@ -173,7 +174,10 @@ impl Classifier {
                 let Some((place, outcome)) = *outcome else { continue };
                 let (view, Some(table)) = (&views[place], map.tables()[place]) else { continue };
                 let at_run_time = table.decide_at_run_time(own, rules, packet.bytes);
-                let entry = at_run_time.unwrap_or_else(|| table.police(outcome, now));
+                let entry = at_run_time.unwrap_or_else(|| {
+                    let frame = || PolicedPacket { bytes: packet.bytes, frame: batch.data(packet, pool) };
+                    table.police(outcome, frame, now)
+                });
                 match view.tallies.get(entry.tally as usize) {
                     Some(tally) => {
                         let index = first * GROUP + index;
@@ -201,7 +205,8 @@ impl Classifier {
         now: &mut dyn FnMut() -> u64,
     ) -> Option<(usize, Entry)> {
         let (place, table, outcome) = self.outcome(packet, batch, pool, stats)?;
-        Some((place, table.police(outcome, now)))
+        let frame = || PolicedPacket { bytes: packet.bytes, frame: batch.data(packet, pool) };
+        Some((place, table.police(outcome, frame, now)))
     }
 
     /// The outcome of a packet by its class, before the limits of its rule, and the table that it is of.

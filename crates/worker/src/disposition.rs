@@ -20,6 +20,9 @@ labels! {
         Filtered = "filtered",
         /// Beyond the limit of its rule, dropped.
         RateLimited = "rate_limited",
+        /// Beyond a limit that its source shared with others, because the rule's table of sources was full;
+        /// dropped.
+        SourceOverflow = "source_overflow",
         /// Not in the sample of its rule, dropped.
         NotSampled = "not_sampled",
     }

@@ -4,11 +4,13 @@
 //! atomics without locked instructions, as counters are, because the table is. A reload begins with full
 //! buckets and new samples.
 
+use std::hash::{BuildHasher as _, RandomState};
+use std::net::IpAddr;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use crossbeam::utils::CachePadded;
-use program::{LimitShare, Outcome, Policing, Program, RateLimit, Verdict, WorkerId};
+use program::{LimitShare, LimitUnit, Outcome, Policing, Program, RateLimit, SourceLimit, Verdict, WorkerId};
 
 use crate::Disposition;
 
@@ -34,42 +36,213 @@ impl OneIn {
     }
 }
 
-/// A token bucket, in time: a packet costs the time between two packets at the rate, and time that passes is
-/// credit. So nothing is lost to rounding, however often the bucket is filled.
-#[derive(Debug)]
-struct Bucket {
-    /// The cost of one packet, in [`PARTS_OF_NS`]; rounded up, so that the rate is not exceeded.
-    cost: u64,
-    /// The most credit: the cost of a burst.
-    full: u64,
-    credit: AtomicU64,
-    filled_at_ns: AtomicU64,
-}
-
 /// Parts of a nanosecond: at 10 million packets per second the error of the rate is below 0.001 %.
 const PARTS_OF_NS: u64 = 1024;
 const NS_PER_SECOND: u64 = 1_000_000_000;
+/// Fractions of such a part, in which the cost of a byte is kept: the error of 1 Tbit/s is below 0.001 %.
+const BYTE_COST_BITS: u32 = 16;
+
+/// A token bucket, in time: a packet costs the time between two such packets at the rate, and time that
+/// passes repays debt. So nothing is lost to rounding, however often the bucket is filled. Without debt the
+/// bucket is full.
+#[derive(Debug, Default)]
+struct Bucket {
+    /// What is not yet repaid, in [`PARTS_OF_NS`].
+    debt: AtomicU64,
+    at_ns: AtomicU64,
+}
 
 impl Bucket {
-    /// A full bucket for this share of a limit.
-    fn new(limit: RateLimit, share: LimitShare) -> Self {
-        let second = u128::from(NS_PER_SECOND * PARTS_OF_NS) * u128::from(share.of);
-        let rate = u128::from(limit.packets_per_second.max(1)) * u128::from(share.parts.max(1));
-        let cost = u64::try_from(second.div_ceil(rate)).unwrap_or(u64::MAX);
-        let full = cost.saturating_mul(share.of_limit(limit).burst_packets.into());
-        Self { cost, full, credit: AtomicU64::new(full), filled_at_ns: AtomicU64::new(0) }
+    /// The debt at this time. A time before the last one counts as the last one: a clock that jumps back
+    /// repays nothing twice.
+    #[inline]
+    fn debt(&self, now_ns: u64) -> u64 {
+        let elapsed_ns = now_ns.saturating_sub(self.at_ns.load(Relaxed));
+        self.debt.load(Relaxed).saturating_sub(elapsed_ns.saturating_mul(PARTS_OF_NS))
     }
 
-    /// Whether there is credit for a packet at this time, which never goes backwards.
-    fn take(&self, now_ns: u64) -> bool {
-        let elapsed_ns = now_ns.saturating_sub(self.filled_at_ns.load(Relaxed));
-        self.filled_at_ns.store(now_ns, Relaxed);
-        let earned = elapsed_ns.saturating_mul(PARTS_OF_NS);
-        let credit = self.credit.load(Relaxed).saturating_add(earned).min(self.full);
-        let left = credit.checked_sub(self.cost);
-        self.credit.store(left.unwrap_or(credit), Relaxed);
-        left.is_some()
+    /// Sets the debt at this time.
+    #[inline]
+    fn set(&self, debt: u64, now_ns: u64) {
+        self.debt.store(debt, Relaxed);
+        self.at_ns.store(self.at_ns.load(Relaxed).max(now_ns), Relaxed);
     }
+}
+
+/// A worker's part of a limit: what packets cost, and how much debt a bucket may have.
+#[derive(Debug)]
+struct Meter {
+    /// The cost of a packet, whatever its length; 0 for a limit on bits.
+    packet_cost: u64,
+    /// The cost of a byte in fractions of a part; 0 for a limit on packets.
+    byte_cost: u64,
+    /// The cost of a burst.
+    full: u64,
+}
+
+impl Meter {
+    /// The share of a limit. Costs are rounded up, so that the rate is not exceeded.
+    fn new(limit: RateLimit, share: LimitShare) -> Self {
+        let burst = share.of_limit(limit).burst;
+        let second = u128::from(NS_PER_SECOND * PARTS_OF_NS) * u128::from(share.of);
+        let rate = u128::from(limit.per_second.max(1)) * u128::from(share.parts.max(1));
+        let fitting = |cost: u128| u64::try_from(cost).unwrap_or(u64::MAX);
+        match limit.unit {
+            LimitUnit::Packets => {
+                let packet_cost = fitting(second.div_ceil(rate));
+                Self { packet_cost, byte_cost: 0, full: packet_cost.saturating_mul(burst) }
+            }
+            LimitUnit::Bits => {
+                let byte_cost = fitting(((second * 8) << BYTE_COST_BITS).div_ceil(rate));
+                let full = fitting((u128::from(byte_cost) * u128::from(burst)) >> BYTE_COST_BITS);
+                Self { packet_cost: 0, byte_cost, full }
+            }
+        }
+    }
+
+    /// The cost of a packet of so many bytes.
+    #[inline]
+    fn cost(&self, bytes: u32) -> u64 {
+        if self.byte_cost == 0 {
+            return self.packet_cost;
+        }
+        let fractions = u128::from(self.byte_cost) * u128::from(bytes) + ((1 << BYTE_COST_BITS) - 1);
+        u64::try_from(fractions >> BYTE_COST_BITS).unwrap_or(u64::MAX)
+    }
+
+    /// Whether the packet passes, for which the bucket then pays. A full bucket lets every packet pass, also
+    /// one that costs more than a burst; otherwise the debt stays within the cost of a burst. So what passes
+    /// in any time costs no more than that time, and a burst or the longest packet.
+    #[inline]
+    fn take(&self, bucket: &Bucket, bytes: u32, now_ns: u64) -> bool {
+        let (debt, cost) = (bucket.debt(now_ns), self.cost(bytes));
+        let after = debt.checked_add(cost).filter(|after| debt == 0 || *after <= self.full);
+        bucket.set(after.unwrap_or(debt), now_ns);
+        after.is_some()
+    }
+}
+
+/// A limit with the state of its buckets.
+#[derive(Debug)]
+enum Limiter {
+    /// One bucket for all packets.
+    Whole(Meter, Bucket),
+    /// A bucket for each source.
+    Sources(Meter, SourceTable),
+}
+
+impl Limiter {
+    fn new(limit: RateLimit, share: LimitShare) -> Self {
+        let meter = Meter::new(limit, share);
+        match limit.per_source {
+            None => Self::Whole(meter, Bucket::default()),
+            Some(sources) => Self::Sources(meter, SourceTable::new(sources)),
+        }
+    }
+
+    fn refuses(&self, packet: &PolicedPacket<'_>, now_ns: u64) -> Option<Disposition> {
+        match self {
+            Self::Whole(meter, bucket) => {
+                (!meter.take(bucket, packet.bytes, now_ns)).then_some(Disposition::RateLimited)
+            }
+            Self::Sources(meter, table) => {
+                let address = packet::parse(packet.frame).key.src_addr();
+                table.refuses(meter, address, packet.bytes, now_ns)
+            }
+        }
+    }
+}
+
+/// The buckets of sources. A source has a place in one *set*, which a hash of its address chooses by a
+/// secret, so that nobody can aim at the set of another source.
+///
+/// A place is given to another source only once its bucket is full: then nothing is forgotten. The sources of
+/// a set without a place share one more bucket, with the limit of a single source, until a place of the set
+/// is free. So no source passes more than its limit, whatever the others do, and a source that has a place is
+/// not affected by them. The argument: take a bucket that only this source pays for. Its debt is never more
+/// than that of the bucket by which the source is decided: not while the source has a place, not while it
+/// shares a bucket, for which others pay, too; a new place begins with the debt of the shared bucket, and a
+/// place is taken away without debt. So what these buckets let pass, that one does.
+#[derive(Debug)]
+struct SourceTable {
+    limit: SourceLimit,
+    secret: RandomState,
+    /// Set after set; the number of sets is a power of two.
+    places: Box<[SourcePlace]>,
+    /// For each set, the bucket of the sources without a place.
+    shared: Box<[Bucket]>,
+    /// The latest time of all packets: the argument compares buckets, so all of them have one clock, which
+    /// does not go back.
+    latest_ns: AtomicU64,
+}
+
+/// The bucket of one source.
+#[derive(Debug, Default)]
+struct SourcePlace {
+    /// 64 bits of the hash stand for the source: two sources have the same with a probability of 2^-64, and
+    /// then share a bucket. 0: no source has had the place.
+    fingerprint: AtomicU64,
+    bucket: Bucket,
+}
+
+const _: () = assert!(size_of::<SourcePlace>() == SourceLimit::PLACE_BYTES, "`check` shows the memory");
+const _: () = assert!(size_of::<Bucket>() == SourceLimit::SHARED_BYTES, "`check` shows the memory");
+
+impl SourceTable {
+    fn new(limit: SourceLimit) -> Self {
+        Self::with_sets(limit, limit.sets())
+    }
+
+    fn with_sets(limit: SourceLimit, sets: usize) -> Self {
+        debug_assert!(sets.is_power_of_two());
+        Self {
+            limit,
+            secret: RandomState::new(),
+            places: (0..sets * SourceLimit::SET_PLACES).map(|_| SourcePlace::default()).collect(),
+            shared: (0..sets).map(|_| Bucket::default()).collect(),
+            latest_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// Why a packet with this source address does not pass; `None`: it does.
+    fn refuses(
+        &self,
+        meter: &Meter,
+        address: Option<IpAddr>,
+        bytes: u32,
+        now_ns: u64,
+    ) -> Option<Disposition> {
+        let now_ns = now_ns.max(self.latest_ns.load(Relaxed));
+        self.latest_ns.store(now_ns, Relaxed);
+        let fingerprint = self.secret.hash_one(self.limit.key(address)).max(1);
+        let set = (fingerprint >> 32) as usize & (self.shared.len() - 1);
+        let shared = &self.shared[set];
+        let places = &self.places[set * SourceLimit::SET_PLACES..][..SourceLimit::SET_PLACES];
+        let mut free = None;
+        for place in places {
+            if place.fingerprint.load(Relaxed) == fingerprint {
+                return (!meter.take(&place.bucket, bytes, now_ns)).then_some(Disposition::RateLimited);
+            }
+            if free.is_none() && place.bucket.debt(now_ns) == 0 {
+                free = Some(place);
+            }
+        }
+        let Some(place) = free else {
+            return (!meter.take(shared, bytes, now_ns)).then_some(Disposition::SourceOverflow);
+        };
+        place.fingerprint.store(fingerprint, Relaxed);
+        place.bucket.set(shared.debt(now_ns), now_ns);
+        (!meter.take(&place.bucket, bytes, now_ns)).then_some(Disposition::RateLimited)
+    }
+}
+
+/// What a limit needs of a packet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PolicedPacket<'p> {
+    /// The length of the frame.
+    pub(crate) bytes: u32,
+    /// The frame, read by limits of sources only.
+    pub(crate) frame: &'p [u8],
 }
 
 /// The state of one rule.
@@ -77,24 +250,27 @@ impl Bucket {
 pub(crate) struct Policer {
     /// `None`: all packets.
     sample: Option<OneIn>,
-    bucket: Option<Bucket>,
+    limiter: Option<Limiter>,
 }
 
 impl Policer {
     fn new(policing: Policing, share: LimitShare) -> Self {
         Self {
             sample: (policing.sample > 1).then(|| OneIn::new(policing.sample)),
-            bucket: policing.limit.map(|limit| Bucket::new(limit, share)),
+            limiter: policing.limit.map(|limit| Limiter::new(limit, share)),
         }
     }
 
-    /// Why the next packet is not let through; `None`: it is. The limit applies to what the sample leaves.
-    pub(crate) fn refuses(&self, now: &mut dyn FnMut() -> u64) -> Option<Disposition> {
+    /// Why the packet is not let through; `None`: it is. The limit applies to what the sample leaves.
+    pub(crate) fn refuses(
+        &self,
+        packet: &PolicedPacket<'_>,
+        now: &mut dyn FnMut() -> u64,
+    ) -> Option<Disposition> {
         if self.sample.as_ref().is_some_and(|sample| !sample.take()) {
             return Some(Disposition::NotSampled);
         }
-        let has_room = self.bucket.as_ref().is_none_or(|bucket| bucket.take(now()));
-        (!has_room).then_some(Disposition::RateLimited)
+        self.limiter.as_ref().and_then(|limiter| limiter.refuses(packet, now()))
     }
 }
 
@@ -135,68 +311,4 @@ impl Policers {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const WHOLE: LimitShare = LimitShare { parts: 1, of: 1 };
-
-    fn limited(packets_per_second: u32, burst_packets: u32, share: LimitShare) -> Policer {
-        let limit = Some(RateLimit { packets_per_second, burst_packets });
-        Policer::new(Policing { sample: 1, limit }, share)
-    }
-
-    /// How many packets pass of so many at each of these times.
-    fn passed(policer: &Policer, times_ns: impl Iterator<Item = u64>, each: usize) -> usize {
-        let at = |ns: u64| (0..each).filter(move |_| policer.refuses(&mut || ns).is_none()).count();
-        times_ns.map(at).sum()
-    }
-
-    #[test]
-    fn one_in_n_is_the_first_and_then_every_nth() {
-        let policer = Policer::new(Policing { sample: 3, limit: None }, WHOLE);
-        let mut clock = || panic!("a sample needs no clock");
-        let chosen: Vec<bool> = (0..7).map(|_| policer.refuses(&mut clock).is_none()).collect();
-        assert_eq!(chosen, [true, false, false, true, false, false, true]);
-    }
-
-    #[test]
-    fn a_burst_passes_at_once_and_then_the_rate() {
-        let policer = limited(1000, 10, WHOLE);
-        assert_eq!(passed(&policer, [5].into_iter(), 100), 10, "a burst");
-        assert_eq!(passed(&policer, [5].into_iter(), 100), 0);
-        // 3 s in steps of 1 us, with more packets than pass: 1000 of each second.
-        let steps = (1..=3_000_000u64).map(|us| 5 + us * 1000);
-        assert_eq!(passed(&policer, steps, 2), 3000);
-        assert_eq!(passed(&policer, [3_600 * NS_PER_SECOND].into_iter(), 100), 10, "never more than a burst");
-    }
-
-    #[test]
-    fn slow_traffic_is_not_limited() {
-        let policer = limited(1000, 1, WHOLE);
-        let steps = (0..2000u64).map(|ms| ms * 1_000_000);
-        assert_eq!(passed(&policer, steps, 1), 2000);
-    }
-
-    #[test]
-    fn shares_of_workers_add_up_to_no_more_than_the_limit() {
-        let shares = [(1, 7), (2, 7), (4, 7)].map(|(parts, of)| LimitShare { parts, of });
-        let second = || (0..=100_000u64).map(|step| step * 10_000);
-        let all: usize = shares.iter().map(|share| passed(&limited(1000, 7, *share), second(), 1)).sum();
-        assert!((1000..=1007).contains(&all), "{all}");
-        let fastest = limited(1_000_000_000, 1_000_000_000, WHOLE);
-        assert_eq!(passed(&fastest, [0].into_iter(), 1000), 1000);
-        let slowest = limited(1, 1, LimitShare { parts: 1, of: 1 << 16 });
-        let first_day = (0..86_400).map(|second| second * NS_PER_SECOND);
-        assert_eq!(passed(&slowest, first_day, 1), 2, "one, and one after 65,536 s");
-    }
-
-    #[test]
-    fn a_limit_counts_what_the_sample_leaves() {
-        let limit = Some(RateLimit { packets_per_second: 1, burst_packets: 5 });
-        let policer = Policer::new(Policing { sample: 10, limit }, WHOLE);
-        let refused: Vec<_> = (0..100).map(|_| policer.refuses(&mut || 0)).collect();
-        let count = |wanted| refused.iter().filter(|refused| **refused == wanted).count();
-        assert_eq!((count(None), count(Some(Disposition::NotSampled))), (5, 90));
-        assert_eq!(count(Some(Disposition::RateLimited)), 5);
-    }
-}
+mod tests;

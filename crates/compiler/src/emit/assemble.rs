@@ -280,6 +280,7 @@ fn rules(
         };
         listed.push(Rule {
             name: definition.name.as_str().into(),
+            description: definition.description.clone(),
             action: definition.action.verdict(),
             line: definition.name_place.line(),
             placement,
@@ -298,6 +299,7 @@ fn rules(
         job.policy.default == Action::Drop && matches!(placements.last(), Some(Placement::Steer(_)));
     listed.push(Rule {
         name: DEFAULT_RULE.into(),
+        description: None,
         action: default_outcome(job, placed).verdict,
         line: if job.policy.default_given { job.policy.default_place.line() } else { 0 },
         placement: match (by_worker, &order) {

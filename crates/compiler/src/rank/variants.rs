@@ -62,6 +62,7 @@ mod tests {
     fn variants_follow_the_hashed_fields() {
         let group = |fields| Group {
             name: "g".to_owned(),
+            description: None,
             table: vec![WorkerId(0)],
             key: packet::RssKey::SYMMETRIC,
             fields,

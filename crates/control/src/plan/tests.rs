@@ -70,6 +70,7 @@ fn program(lines: &[Line], limits: &Limits) -> Option<Arc<Program>> {
     let table = |worker: usize| vec![WorkerId::of(worker)];
     let groups = (0..ACTIONS - 1).map(|worker| Group {
         name: format!("g{worker}"),
+        description: None,
         table: table(worker),
         key: RssKey::MICROSOFT,
         fields: HashFields::empty(),

@@ -12,6 +12,7 @@ use crate::policy::{
     GroupDefinition, MAX_GROUPS, MAX_TABLE_SIZE, MAX_WEIGHT, MAX_WORKER, WorkerShare, Workers,
 };
 
+use super::description;
 use super::reader::{Key, Names, Reader, Table, Value, entries, integer_of, nearest};
 use super::sets::shortened;
 use super::sinks::Sinks;
@@ -93,6 +94,7 @@ fn first_names<'n>(names: impl Iterator<Item = &'n str> + Clone) -> String {
 fn group(reader: &mut Reader, key: &Key<'_>, value: &Value<'_>, sinks: &Sinks) -> GroupDefinition {
     let mut group = GroupDefinition {
         name: key.get_ref().to_string(),
+        description: None,
         workers: Workers::All,
         has_queues: false,
         fields: HashFields::L3L4,
@@ -104,6 +106,7 @@ fn group(reader: &mut Reader, key: &Key<'_>, value: &Value<'_>, sinks: &Sinks) -
     };
     let Some(table) = reader.table(value, "a group") else { return group };
     reader.refuse_unknown_keys(table, keys::GROUP, "a group");
+    group.description = description::read(reader, table);
     if let Some(value) = table.get("queues") {
         group.has_queues = true;
         refuse_beside_queues(reader, table);
@@ -251,7 +254,7 @@ fn numbers(reader: &mut Reader, value: &Value<'_>, words: &MemberWords) -> Optio
 /// Refuses the keys that are about workers.
 fn refuse_beside_queues(reader: &mut Reader, table: &Table<'_>) {
     for (key, _) in entries(table) {
-        if *key.get_ref() != "queues" {
+        if !matches!(&**key.get_ref(), "queues" | "description") {
             let message = format!("a group with `queues` cannot have `{}`", key.get_ref());
             let hint =
                 "leave it out: no worker gets the packets, and the NIC spreads them by its own settings";

@@ -1,6 +1,6 @@
 //! Reading `[[rules]]`: everything but the match itself.
 
-use program::{DEFAULT_RULE, MAX_RULES, Macs, MaskedMac, Match, Policing};
+use program::{DEFAULT_RULE, MAX_RULES, Macs, MaskedMac, Match, Policing, SourceLimit};
 use toml::Spanned;
 
 use crate::diagnostics::Place;
@@ -8,6 +8,7 @@ use crate::keys;
 use crate::policy::{Action, DEFAULT_MULTICAST, Direction, PRIORITIES, RuleDefinition};
 
 use super::actions;
+use super::description;
 use super::extensions;
 use super::groups::Groups;
 use super::matches;
@@ -65,6 +66,25 @@ impl Rules {
         }
     }
 
+    /// Reports the first rule with which there is room for too many sources; a rule that skips extension
+    /// headers has a table for each of its parts.
+    pub(super) fn refuse_many_sources(&self, reader: &mut Reader) {
+        let mut sources = 0;
+        for rule in &self.list {
+            sources += rule.policing.per_source().map_or(0, |limit| u64::from(limit.sources));
+            if sources > SourceLimit::TOTAL_MAX {
+                let most = SourceLimit::TOTAL_MAX;
+                let message = format!(
+                    "the rules up to here have room for {sources} sources, a policy for at most {most}"
+                );
+                let hint =
+                    "write per = { sources = N } with a smaller number: each worker has a table for so many";
+                reader.push(rule.name_place.error(message, "too many").hint(hint));
+                return;
+            }
+        }
+    }
+
     fn rule(
         &mut self,
         reader: &mut Reader,
@@ -97,6 +117,7 @@ impl Rules {
             sinks.list_of(reader, value)
         });
         let policing = policing::read(reader, table, action);
+        let description = description::read(reader, table);
         let matches = matches.map(|matches| Match {
             or_no_ports: action == Some(Action::Kernel)
                 && direction == Some(Direction::Ingress)
@@ -107,6 +128,7 @@ impl Rules {
             place: reader.place(span_of("match")),
             name_place: reader.place(span_of("name")),
             name: name?,
+            description,
             matches: matches?,
             action: action?,
             direction: direction?,
@@ -138,6 +160,7 @@ impl Rules {
         self.list.sort_by_key(|rule| rule.priority);
         self.list.extend(multicast.map(|(action, place)| RuleDefinition {
             name: DEFAULT_MULTICAST.to_owned(),
+            description: None,
             matches: Match { dst_mac: Some(Macs::of(vec![MaskedMac::MULTICAST])), ..Match::default() },
             action,
             direction: Direction::Ingress,

@@ -5,7 +5,7 @@ use super::reader::nearest;
 /// The kind of table, the names, and the hint.
 type Row = (&'static str, &'static [&'static str], &'static str);
 
-const KEYS: [Row; 38] = [
+const KEYS: [Row; 41] = [
     (
         "a match",
         &["src_ip", "src_ip4", "src_ip6", "src_addr", "saddr", "sip", "source", "from"],
@@ -58,9 +58,16 @@ const KEYS: [Row; 38] = [
     ("a rule", &["dir", "chain", "hook"], "write `direction`"),
     ("a rule", &["counter", "counters"], "write `count`"),
     ("a rule", &["rate", "police", "policer", "meter", "pps"], "write limit = \"10k/s\""),
+    (
+        "a rule",
+        &["bps", "bandwidth", "bit_limit", "bits_per_second", "mbit"],
+        "write limit = \"100Mbit/s\", for bits of frames per second",
+    ),
+    ("a rule", &["per_source", "by_source", "each"], "write per = \"source\", beside `limit`"),
     ("a rule", &["one_in", "sampling", "sample_rate"], "write sample = 100, for one packet in 100"),
-    ("a rule", &["comment", "description", "note"], "write a comment, after #"),
+    ("a rule", &["comment", "note", "doc", "summary", "title"], "write `description`, or a comment after #"),
     ("a rule", &["enabled", "disabled"], "to disable a rule, put # before each of its lines"),
+    ("a group", &["comment", "note", "doc", "summary", "title"], "write `description`, or a comment after #"),
     ("a group", &["cores", "cpus", "members"], "write `workers`"),
     ("a group", &["fields", "hash_fields", "rss"], "write `hash`"),
     ("an action", &["group", "queue", "forward", "to"], "write { steer = \"GROUP\" }"),

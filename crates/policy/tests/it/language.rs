@@ -9,7 +9,7 @@ use packet::{DeepKey, Field, FlowKey, IpProtocol};
 use policy::policy::{Action, Direction, Policy};
 use policy::protect::ProtectedMatch;
 use policy::{Diagnostic, Diagnostics, LoadOptions, NoFiles, Source};
-use program::{Policing, Predicate, RateLimit};
+use program::{LimitUnit, Policing, Predicate, RateLimit, SourceLimit};
 
 type Files = BTreeMap<String, String>;
 
@@ -698,7 +698,12 @@ fn policing(action: &str, keys: &str) -> Result<Policing, String> {
 
 #[test]
 fn rules_have_limits_and_samples() {
-    let limit = |rate, burst| Some(RateLimit { packets_per_second: rate, burst_packets: burst });
+    let limit = |rate, burst| Some(RateLimit { burst, ..RateLimit::of_packets(rate) });
+    let bits = |rate, burst| Some(RateLimit { burst, ..RateLimit::of(LimitUnit::Bits, rate) });
+    let per = |ipv4_bits, ipv6_bits, sources| {
+        let per_source = Some(SourceLimit { ipv4_bits, ipv6_bits, sources });
+        Some(RateLimit { per_source, ..RateLimit::of_packets(10_000) })
+    };
     for (keys, sample, wanted) in [
         ("", 1, None),
         ("sample = 100", 100, None),
@@ -707,6 +712,14 @@ fn rules_have_limits_and_samples() {
         ("limit = '1G/s'\nsample = 2", 2, limit(1_000_000_000, 100_000_000)),
         ("limit = '3M/s'\nburst = 7", 1, limit(3_000_000, 7)),
         ("limit = '2/s'\nburst = 35942400", 1, limit(2, 35_942_400)),
+        ("limit = '64kbit/s'", 1, bits(64_000, 65_536)),
+        ("limit = '100Mbit/s'", 1, bits(100_000_000, 1_250_000)),
+        ("limit = '1Tbit/s'\nburst = '3MB'", 1, bits(1_000_000_000_000, 3_000_000)),
+        ("limit = '8kbit/s'\nburst = '1B'", 1, bits(8_000, 1)),
+        ("limit = '10k/s'\nper = 'source'", 1, per(32, 64, 16_384)),
+        ("limit = '10k/s'\nper = { source_ipv4 = 24, sources = 64 }", 1, per(24, 64, 64)),
+        ("limit = '10k/s'\nper = { source_ipv6 = 128 }", 1, per(32, 128, 16_384)),
+        ("limit = '10k/s'\nper = {}", 1, per(32, 64, 16_384)),
     ] {
         for action in ["'steer g'", "{ copy = 'g' }", "'sniff g'"] {
             assert_eq!(policing(action, keys), Ok(Policing { sample, limit: wanted }), "{action} {keys}");
@@ -726,6 +739,24 @@ fn limits_and_samples_without_a_meaning_are_refused() {
         ("'steer g'", "limit = '2G/s'", "`limit` is out of range"),
         ("'steer g'", "limit = '99999999999/s'", "`limit` is out of range"),
         ("'steer g'", "sample = 0", "`sample` is out of range"),
+        ("'steer g'", "limit = '100 Mbit/s'", "`100 Mbit/s` is not a rate"),
+        ("'steer g'", "limit = '100Mb/s'", "`100Mb/s` is not a rate"),
+        ("'steer g'", "limit = '7999bit/s'", "write a rate from \"8kbit/s\" to \"1Tbit/s\""),
+        ("'steer g'", "limit = '2Tbit/s'", "`limit` is out of range"),
+        ("'steer g'", "limit = '99999999999999999999Tbit/s'", "`limit` is out of range"),
+        ("'steer g'", "limit = '1Mbit/s'\nburst = 1000", "must be a number of bytes, with the unit"),
+        ("'steer g'", "limit = '1Mbit/s'\nburst = '64k'", "write bytes: \"1500B\", \"64kB\", \"2MB\""),
+        ("'steer g'", "limit = '1Mbit/s'\nburst = '0B'", "write a burst from 1B to 1TB"),
+        ("'steer g'", "limit = '8kbit/s'\nburst = '20GB'", "more than 8kbit/s lets through in 208 days"),
+        ("'steer g'", "limit = '1k/s'\nburst = '64kB'", "`burst` of a limit on packets must be a number"),
+        ("'steer g'", "per = 'source'", "`per` needs a `limit`"),
+        ("'steer g'", "limit = '1/s'\nper = 'flow'", "`per` must be \"source\" or a table"),
+        ("'steer g'", "limit = '1/s'\nper = 24", "`per` must be \"source\" or a table"),
+        ("'steer g'", "limit = '1/s'\nper = { source_ipv4 = 33 }", "`source_ipv4` is out of range"),
+        ("'steer g'", "limit = '1/s'\nper = { ipv4 = 24 }", "unknown key `ipv4`"),
+        ("'steer g'", "limit = '1/s'\nper = { sources = 63 }", "write a number from 64 to 1048576"),
+        ("'drop'", "per = 'source'", "`per` has no effect on a rule that drops all its packets"),
+        ("'steer g'", "bandwidth = '1Mbit/s'", "write limit = \"100Mbit/s\""),
         ("'steer g'", "burst = 10", "`burst` needs a `limit`"),
         ("'steer g'", "limit = '1/s'\nburst = 0", "`burst` is out of range"),
         ("'steer g'", "limit = '2/s'\nburst = 35942401", "`burst` is more than 2/s lets through in 208 days"),
@@ -736,6 +767,56 @@ fn limits_and_samples_without_a_meaning_are_refused() {
     ] {
         let message = policing(action, keys).expect_err(keys);
         assert!(message.contains(wanted), "{action} {keys}: {message}");
+    }
+}
+
+#[test]
+fn the_sources_of_all_rules_have_a_limit() {
+    let rules = |count: u32| -> String {
+        let rule = |n| {
+            format!(
+                "[[rules]]\nname = 'r{n}'\nmatch = {{ dst_port = {n} }}\naction = 'steer g'\nlimit = '1/s'\n\
+                 per = {{ sources = 1048576 }}\n"
+            )
+        };
+        let rules: String = (1..=count).map(rule).collect();
+        format!("version = 1\n[groups.g]\nworkers = 'all'\n{rules}")
+    };
+    let read = |text: &str| with(text, &files(&[]), &LoadOptions::default());
+    assert!(read(&rules(4)).is_ok());
+    let refused = read(&rules(5)).expect_err("too many").to_string();
+    assert!(refused.contains("room for 5242880 sources, a policy for at most 4194304"), "{refused}");
+}
+
+#[test]
+fn rules_and_groups_have_descriptions() {
+    let read = |group: &str, rule: &str| {
+        let text = format!(
+            "version = 1\n[groups.g]\nworkers = 'all'\n{group}\n[[rules]]\nname = 'x'\n\
+             match = {{ protocol = 'udp' }}\naction = 'steer g'\n{rule}\n"
+        );
+        with(&text, &files(&[]), &LoadOptions::default()).map_err(|bad| bad.to_string())
+    };
+    let (policy, warnings) =
+        read("description = 'of two'", "description = \"\"\"\none\ntwo é\n\"\"\"").expect("a policy");
+    assert!(warnings.is_empty(), "{warnings:?}");
+    assert_eq!(policy.groups[0].description.as_deref(), Some("of two"));
+    assert_eq!(policy.rules[0].description.as_deref(), Some("one\ntwo é"));
+    let (policy, _) = read("", "").expect("a policy");
+    assert_eq!((&policy.groups[0].description, &policy.rules[0].description), (&None, &None));
+    let long = format!("description = '{}'", "x".repeat(1025));
+    for (rule, wanted) in [
+        ("description = 1", "`description` must be a string"),
+        ("description = ' '", "`description` is not possible: it is empty"),
+        ("description = \"a\\u001b[2J\"", "it contains the control character U+001B"),
+        ("description = \"a\\u202eb\"", "it contains the control character U+202E"),
+        (&*long, "it has 1025 bytes, at most 1024 are allowed"),
+        ("comment = 'x'", "write `description`"),
+    ] {
+        for (group, rule) in [(rule, ""), ("", rule)] {
+            let message = read(group, rule).expect_err(wanted);
+            assert!(message.contains(wanted), "{message}");
+        }
     }
 }
 

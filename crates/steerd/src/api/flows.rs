@@ -125,6 +125,7 @@ fn rules_of(program: &Program, class: ClassId, rule: RuleId) -> BTreeSet<RuleId>
 fn one(program: &Program, flow: &Flow, deciders: &Deciders<'_>) -> model::Flow {
     let name =
         |rule: RuleId| program.rules.get(rule.index()).map_or("", |rule| rule.name.as_str()).to_owned();
+    let description = program.rules.get(flow.rule.index()).and_then(|rule| rule.description.as_ref());
     let rules = deciders.rules(flow);
     let (packets, counted) = deciders.count(rules);
     let queue = match flow.action {
@@ -135,6 +136,7 @@ fn one(program: &Program, flow: &Flow, deciders: &Deciders<'_>) -> model::Flow {
     let group = pair.and_then(|pair| program.groups.get(pair.group.index()));
     model::Flow {
         rule: name(flow.rule),
+        description: description.map(|text| text.to_string()),
         rules: rules.iter().take(RULES_MAX).map(|rule| name(*rule)).collect(),
         rule_count: rules.len(),
         kind: match flow.kind {

@@ -5,6 +5,7 @@ use std::fmt;
 
 use control::{FlowChanges, PlanSummary};
 use device_model::DeviceModel;
+use program::{Description, Program};
 use serde::{Deserialize, Serialize};
 
 use crate::state::{DeviceState, PolicyState};
@@ -19,6 +20,9 @@ pub(crate) struct Status {
     pub(crate) workers: usize,
     pub(crate) policy: PolicyState,
     pub(crate) health: Health,
+    /// The rules and groups of the policy in force that have a description.
+    #[serde(default)]
+    pub(crate) descriptions: Vec<Described>,
     /// The change of the device that goes on.
     #[serde(default)]
     pub(crate) change: Option<ChangeState>,
@@ -29,6 +33,29 @@ pub(crate) struct Status {
     /// The wires of the soft NIC's ports, in their order.
     #[serde(default)]
     pub(crate) wires: Vec<String>,
+}
+
+/// A rule or a group with its description.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Described {
+    /// "rule" or "group".
+    pub(crate) of: String,
+    pub(crate) name: String,
+    /// Lines, separated by line feeds.
+    pub(crate) description: String,
+}
+
+impl Described {
+    /// The descriptions of a program: of rules in their order, then of groups.
+    pub(crate) fn all(program: &Program) -> Vec<Self> {
+        let rules = program.rules.iter().map(|rule| ("rule", rule.name.as_str(), &rule.description));
+        let groups = program.groups.iter().map(|group| ("group", group.name.as_str(), &group.description));
+        let described = |(of, name, text): (&str, &str, &Option<Description>)| {
+            let description = text.as_ref()?.to_string();
+            Some(Self { of: of.to_owned(), name: name.to_owned(), description })
+        };
+        rules.chain(groups).filter_map(described).collect()
+    }
 }
 
 /// How many flows a change of the device creates and destroys, on all ports.
@@ -281,6 +308,9 @@ pub(crate) struct Flows {
 pub(crate) struct Flow {
     /// The rule that the flow is of.
     pub(crate) rule: String,
+    /// The text of the policy for people about that rule; `null`: there is none.
+    #[serde(default)]
+    pub(crate) description: Option<String>,
     /// The first rules that can decide its packets: several where a worker compares the packets with them.
     #[serde(default)]
     pub(crate) rules: Vec<String>,

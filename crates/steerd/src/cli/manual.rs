@@ -315,6 +315,7 @@ const TABLES: &[(&str, &str)] = &[
     ("rule", "RULES"),
     ("match", "MATCHES"),
     ("mpls_entry", "MATCHES OF AN MPLS LABEL"),
+    ("per", "LIMITS OF SOURCES"),
     ("inner_match", "MATCHES OF THE INNER PACKET"),
     ("not", "NEGATED VALUES"),
     ("action", "ACTIONS"),

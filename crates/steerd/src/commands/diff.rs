@@ -20,7 +20,7 @@ use crate::api::model::PolicyText;
 use crate::cli::{Cli, DiffArgs, Format};
 use crate::commands::{Error, Outcome, client};
 use crate::policy_diff::{self, Report, sinks};
-use crate::policy_file::{self, PolicyErrors};
+use crate::policy_file::{self, PolicyErrors, descriptions};
 use crate::settings::PolicySource;
 use crate::terminal::numbers::{counted, number, percent, shares};
 use crate::terminal::output::{self, Progress};
@@ -54,6 +54,7 @@ fn compare(args: &DiffArgs) -> Result<Outcome, Error> {
     let workers = args.workers.map_or_else(named, |workers| workers as usize);
     let groups = analysis::changed_groups(&old, &new, workers);
     let sinks = sinks::changes(&old, &new);
+    let described = descriptions::changes(&old, &new);
     let placement = (args.model.is_some() || args.workers.is_some()).then(|| {
         let profile = args.model.clone().unwrap_or_default();
         Placement::of(&old, &new, &profile, workers)
@@ -61,13 +62,15 @@ fn compare(args: &DiffArgs) -> Result<Outcome, Error> {
     let names = [old_name, new_name];
     match args.printed.format() {
         Format::Json => {
-            output::print_json(&Report::of(names, &found, &groups, &sinks, placement.as_ref()))?;
+            let placement = placement.as_ref();
+            output::print_json(&Report::of(names, &found, &groups, &sinks, &described, placement))?;
         }
         Format::Text => {
             let (is_delivery_equal, colors) = (sinks.is_empty(), Colors::stdout());
             let page = Page { found: &found, groups: &groups, is_delivery_equal, all: args.all, colors };
             let placement = placement.as_ref().map(Placement::text).unwrap_or_default();
-            output::print(&format!("{}{}{placement}", page.text(&names), sinks::text(&sinks)))?;
+            let (sinks, described) = (sinks::text(&sinks), descriptions::text(&described));
+            output::print(&format!("{}{sinks}{described}{placement}", page.text(&names)))?;
         }
     }
     let is_moved = placement.is_some_and(|placement| !placement.is_same());

@@ -8,7 +8,7 @@ mod text_diff;
 use std::time::{Duration, Instant};
 
 use policy::policy::Direction;
-use program::RuleDeciders;
+use program::{Description, RuleDeciders};
 use reports::ExplainedPacket;
 use serde::Serialize;
 
@@ -59,6 +59,8 @@ struct PolicyFile<'s> {
 #[derive(Serialize)]
 struct PolicyRule<'s> {
     name: &'s str,
+    /// `null`: the rule has none.
+    description: Option<&'s Description>,
     action: &'s str,
     effect: Effect,
     placement: &'s str,
@@ -78,6 +80,7 @@ impl<'s> PolicyRule<'s> {
     fn of(rule: &'s RuleState, fact: Option<&'s RuleFact>) -> Self {
         Self {
             name: &rule.name,
+            description: rule.description.as_ref(),
             action: &rule.action,
             effect: rule.effect,
             placement: rule.placement,

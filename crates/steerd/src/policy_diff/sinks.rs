@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use policy::Policy;
 use policy::policy::{Action, SinkDefinition};
 use program::{
-    AppSink, CaptureSink, CountSink, DEFAULT_RULE, ForwardSink, KernelSink, Policing, SinkId, SinkKind,
+    AppSink, CaptureSink, CountSink, DEFAULT_RULE, ForwardSink, KernelSink, Policing, RateLimit, SinkId,
+    SinkKind,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -19,7 +20,7 @@ pub(crate) struct SinkChange {
     /// "sink": an option of it; "rule": the sinks that get its packets, or what part of them these get.
     of: &'static str,
     name: String,
-    /// The option; for a rule `limit`, `burst`, `sample`, or `null` for its sinks.
+    /// The option; for a rule `limit`, `burst`, `per`, `sample`, or `null` for its sinks.
     key: Option<String>,
     /// `null`: not there.
     before: Option<String>,
@@ -64,11 +65,12 @@ pub(crate) fn changes(old: &Policy, new: &Policy) -> Vec<SinkChange> {
 }
 
 /// The keys of a rule that say what part of its packets sinks get.
-fn policing(policing: &Policing) -> [(&'static str, Option<String>); 3] {
-    let limit = policing.limit.as_ref();
+fn policing(policing: &Policing) -> [(&'static str, Option<String>); 4] {
+    let limit = policing.limit;
     [
-        ("limit", limit.map(ToString::to_string)),
-        ("burst", limit.map(|limit| limit.burst_packets.to_string())),
+        ("limit", limit.map(RateLimit::rate_text)),
+        ("burst", limit.map(RateLimit::burst_text)),
+        ("per", policing.per_source().map(|sources| sources.to_string())),
         ("sample", (policing.sample > 1).then(|| policing.sample.to_string())),
     ]
 }
@@ -235,5 +237,10 @@ sink `k`: kind: none => kernel
         assert_eq!(lines, "rule `r`: limit: 10k/s => 20k/s\nrule `r`: sample: none => 7\n");
         let found = analysis::diff(&old, &new, &mut |_| {});
         assert!(found.is_empty(), "no packet moves");
+        let bits = rule("limit = \"10Mbit/s\"\nper = { source_ipv4 = 24 }");
+        let lines = text(&changes(&old, &bits));
+        let expected = "rule `r`: limit: 10k/s => 10Mbit/s\nrule `r`: burst: 1000 => 125kB\n\
+            rule `r`: per: none => { source_ipv4 = 24 }\n";
+        assert_eq!(lines, expected);
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use policy::Policy;
 use policy::policy::{Action, GroupDefinition, RuleDefinition};
 
-use super::Counters;
+use super::{Counters, descriptions};
 
 /// The most names of one kind in a text.
 const SHOWN: usize = 5;
@@ -17,6 +17,8 @@ pub(crate) struct PolicyChange {
     pub(crate) removed: Vec<String>,
     /// Rules with another match, action, sink, limit or order among those that both have.
     pub(crate) changed: Vec<String>,
+    /// Rules and groups with another description among those that both have; nothing follows from it.
+    pub(crate) described: Vec<String>,
     /// Groups, sinks, protected packets, rules at run time or the default differ.
     pub(crate) has_other: bool,
     /// Rules, and the default, whose packets meet something else although they are not in `changed`: the
@@ -53,6 +55,7 @@ impl PolicyChange {
             added: missing(&new.rules, &olds),
             removed: missing(&old.rules, &news),
             changed,
+            described: descriptions::changes(old, new).into_iter().map(|change| change.name).collect(),
             has_other: has_other(old, new),
             affected: affected(old, new),
         }
@@ -92,7 +95,14 @@ impl PolicyChange {
         if self.has_other {
             parts.push("groups, sinks, the default or other settings changed".to_owned());
         }
-        if parts.is_empty() { "no rule changed".to_owned() } else { parts.join("; ") }
+        if parts.is_empty() {
+            parts.push("no rule changed".to_owned());
+        }
+        if !self.described.is_empty() {
+            let kind = if self.described.len() == 1 { "description" } else { "descriptions" };
+            parts.push(format!("{} {kind} changed ({})", self.described.len(), listed(&self.described)));
+        }
+        parts.join("; ")
     }
 }
 

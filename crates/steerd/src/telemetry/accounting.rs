@@ -131,8 +131,7 @@ fn port_equation(port: &PortState) -> Option<Equation> {
 impl Accounting {
     /// Dropped by workers because of limits and samples of rules.
     pub(crate) fn policed(&self) -> u64 {
-        let packets = |outcome| self.outcomes[outcome].unwrap_or(0);
-        packets(PacketOutcome::RateLimited) + packets(PacketOutcome::NotSampled)
+        PacketOutcome::POLICED.into_iter().filter_map(|outcome| self.outcomes[outcome]).sum()
     }
 
     /// The result, in one line.

@@ -294,6 +294,26 @@ fn the_policy_is_returned_with_everything_that_it_was_read_from() {
     assert!(refused["diagnostics"].is_array(), "{refused:#}");
 }
 
+/// Descriptions are in the answers, and a reload that changes them alone touches no flow.
+#[test]
+fn a_reload_of_descriptions_touches_no_flow() {
+    let described = |text: &str| STEER_DNS.to_owned() + &format!("description = \"{text}\"\n");
+    let place = Place::new(&described("Queries."));
+    let _daemon = place.start();
+    let expected = json!([{ "of": "rule", "name": "dns", "description": "Queries." }]);
+    assert_eq!(place.json(&["status"])["descriptions"], expected);
+    let flows = place.json(&["flows"]);
+    assert_eq!(flows["flows"][0]["description"], "Queries.", "{flows:#}");
+    assert_eq!(place.get("/v1/state")["rules"][0]["description"], "Queries.");
+
+    place.write("p.toml", &described("Queries of clients."));
+    let verdict = place.json(&["reload"]);
+    let changed = &verdict["flows"];
+    assert_eq!((&changed["installed"], &changed["removed"]), (&json!(0), &json!(0)), "{verdict:#}");
+    assert_eq!(verdict["difference"], "no rule changed; 1 description changed (dns)");
+    assert_eq!(place.json(&["status"])["descriptions"][0]["description"], "Queries of clients.");
+}
+
 #[test]
 fn a_comparison_uses_the_daemons_variables() {
     let place = Place::new(&STEER_DNS.replace("53", "\"${port}\""));

@@ -149,6 +149,72 @@ fn packets_without_a_field_to_hash_have_the_whole_limit_on_their_worker() {
     rig.balance();
 }
 
+const OF_SOURCES: &str = r#"
+version = 1
+default = "kernel"
+[groups.main]
+workers = [0, 1]
+[[rules]]
+name = "bits"
+match = { protocol = "udp" }
+action = "steer main"
+limit = "8kbit/s"
+burst = "960B"
+per = { source_ipv4 = 24, sources = 64 }
+"#;
+
+/// A frame of 60 bytes without FCS from a host of a network.
+fn of_network(network: u32, host: u8, port: u16) -> Vec<u8> {
+    let [_, high, low, _] = (network << 8).to_be_bytes();
+    FrameBuilder::new()
+        .ipv4(Ipv4Addr::new(10, high, low, host), Ipv4Addr::new(192, 0, 2, 1))
+        .udp(port, 53)
+        .payload(&[0; 18])
+        .build()
+}
+
+#[test]
+fn each_source_has_its_part_of_a_limit_on_each_worker() {
+    let mut rig = Rig::unwitnessed(1, 2);
+    let program = rig.install(OF_SOURCES);
+    let begun = std::time::Instant::now();
+    let frames: Vec<Vec<u8>> = (0..200).map(|n| of_network(1, n as u8, 1024 + n)).collect();
+    assert_eq!(frames[0].len(), 60);
+    assert!(spread(&program, &frames, 2).iter().all(|count| *count > 20), "both workers receive many");
+    rig.send(1, frames);
+    rig.settle();
+    // Half of 960 bytes are 8 frames; 4 kbit/s are 8.3 frames in a second.
+    let more = 9 * (begun.elapsed().as_secs() + 1);
+    for snapshot in rig.snapshots() {
+        let passed = snapshot.rule("bits", Disposition::Delivered).packets;
+        assert!((8..=8 + more).contains(&passed), "{passed} of worker {}", snapshot.id);
+        assert!(snapshot.rule("bits", Disposition::RateLimited).packets > 0, "{}", snapshot.id);
+    }
+    // Another network has a bucket of its own.
+    let before = rig.ruled("bits", Disposition::Delivered);
+    rig.send(1, (0..6).map(|n| of_network(2, n, 7)));
+    rig.settle();
+    assert_eq!(rig.ruled("bits", Disposition::Delivered), before + 6);
+    rig.balance();
+}
+
+#[test]
+fn packets_beyond_a_full_table_of_sources_are_counted() {
+    let mut rig = Rig::unwitnessed(1, 1);
+    rig.install(&OF_SOURCES.replace("[0, 1]", "[0]").replace("960B", "1B"));
+    // Far more networks than 128 places, of which each is in debt for 60 ms; 60 bytes from each.
+    for _ in 0..4 {
+        rig.send(1, (0..4000).map(|network| of_network(network, 1, 7)));
+    }
+    rig.settle();
+    let [delivered, limited, overflow] =
+        [Disposition::Delivered, Disposition::RateLimited, Disposition::SourceOverflow]
+            .map(|disposition| rig.ruled("bits", disposition));
+    assert_eq!(delivered + limited + overflow, 16_000);
+    assert!(overflow > 0 && delivered >= 128, "{delivered} {limited} {overflow}");
+    rig.balance();
+}
+
 struct Counts(Arc<AtomicU64>);
 
 impl Sink for Counts {

@@ -88,6 +88,7 @@ pub(crate) fn policy(rules: Vec<(Match, Action, Direction)>, default: Action) ->
     let place = Place::new(&source, 0..0);
     let group = |name: String| GroupDefinition {
         name,
+        description: None,
         workers: Workers::All,
         has_queues: false,
         fields: HashFields::L3L4,
@@ -99,6 +100,7 @@ pub(crate) fn policy(rules: Vec<(Match, Action, Direction)>, default: Action) ->
     };
     let rule = |(index, (matches, action, direction)): (usize, (Match, Action, Direction))| RuleDefinition {
         name: format!("r{index}"),
+        description: None,
         matches,
         action,
         direction,

@@ -381,6 +381,7 @@ pub fn program(lines: &[Line]) -> Arc<Program> {
     let table = |worker: usize| vec![WorkerId::of(worker), WorkerId::of((worker + 1) % WORKERS)];
     let groups = (0..WORKERS).map(|worker| Group {
         name: format!("g{worker}"),
+        description: None,
         table: table(worker),
         key: RssKey::MICROSOFT,
         fields: HashFields::empty(),

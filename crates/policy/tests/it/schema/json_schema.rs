@@ -111,6 +111,10 @@ fn fits(pattern: &str, text: &str) -> bool {
         "^(steer|copy|sniff) .+$" => text
             .split_once(' ')
             .is_some_and(|(word, rest)| matches!(word, "steer" | "copy" | "sniff") && !rest.is_empty()),
+        "^[0-9]+[kMGT]?B$" => text.strip_suffix('B').is_some_and(|number| {
+            let digits = number.strip_suffix(['k', 'M', 'G', 'T']).unwrap_or(number);
+            !digits.is_empty() && digits.bytes().all(|c| c.is_ascii_digit())
+        }),
         other => panic!("unknown pattern {other}"),
     }
 }

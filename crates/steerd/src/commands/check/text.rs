@@ -227,12 +227,25 @@ fn rules_table(report: &Report, layout: Layout) -> String {
         if let Some(parts) = rule.policing.as_ref().and_then(reports::PolicingReport::parts) {
             out.push_str(&layout.lines(Style::Dim, "        ", &parts));
         }
+        if let Some(sources) = rule.policing.as_ref().and_then(source_tables) {
+            out.push_str(&layout.lines(Style::Dim, "        ", &sources));
+        }
+        for line in rule.description.iter().flat_map(|text| text.lines()) {
+            out.push_str(&layout.lines(Style::Dim, "        ", line));
+        }
         // The note about how other rules' flows leave out its packets.
         if let Some(note) = &rule.note {
             out.push_str(&layout.lines(Style::Dim, "        ", note));
         }
     }
     out
+}
+
+/// The tables of sources that the limit of a rule takes, if it is one of sources.
+fn source_tables(policing: &reports::PolicingReport) -> Option<String> {
+    let (limit, each) = (policing.limit?.per_source?, policing.source_table_bytes?);
+    let sources = counted(limit.sources.into(), "source", "sources");
+    Some(format!("room for {sources} on each worker of the daemon: {} of memory each", bytes(each)))
 }
 
 /// Who decides the packets of each rule on a network interface, and how exactly the XDP program represents

@@ -129,6 +129,7 @@ pub(super) fn status(observer: &Observer) -> model::Status {
         uptime_seconds: observer.started.elapsed().as_secs_f64(),
         device: device(observer, &observer.health.stalled()),
         workers: observer.workers.len(),
+        descriptions: model::Described::all(&published.policy.program),
         policy: policy(&published),
         health: model::Health {
             ready: ready.is_ok(),
@@ -273,6 +274,7 @@ impl Rules {
         let exceptions: BTreeSet<RuleId> = program.exceptions.iter().map(|step| step.rule).collect();
         let rule = |(index, (rule, effect)): (usize, (&program::Rule, Effect))| RuleState {
             name: rule.name.to_string(),
+            description: rule.description.clone(),
             action: rule.policing.describe(&effect.words(program, rule.action)),
             effect,
             placement: match rule.placement {

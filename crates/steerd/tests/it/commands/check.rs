@@ -122,9 +122,12 @@ fn check_fails_for_denied_findings() {
         ("late.toml", &shadowed),
         ("hybrid.toml", &hybrid),
         ("losing.toml", &losing),
+        ("sink.toml", &(counting.clone() + "[sinks.nowhere]\nkind = \"count\"\n")),
     ]);
     for (args, code) in [
         (&["ok.toml", "--deny", "warnings,hybrid,shadowed"][..], 0),
+        (&["sink.toml"], 0),
+        (&["sink.toml", "--deny", "warnings"], 1),
         (&["late.toml"], 0),
         (&["late.toml", "--deny", "hybrid"], 0),
         (&["late.toml", "--deny", "shadowed"], 1),
@@ -362,6 +365,77 @@ fn limits_and_samples_are_shown_with_the_parts_of_workers() {
         shown.contains("no packet moves to another rule or group") && !shown.contains("alike"),
         "{shown}"
     );
+}
+
+/// A limit of each source, in the output of the commands that describe a policy.
+#[test]
+fn limits_of_sources_are_shown_with_their_memory() {
+    let limited = POLICY.to_owned() + "limit = \"10Mbit/s\"\nper = { source_ipv4 = 24, sources = 100 }\n";
+    let folder = policies(&[("p.toml", &limited), ("free.toml", POLICY)]);
+    let text = |args: &[&str]| stdout(&run_in(&folder, args));
+    let shown = text(&["check", "p.toml"]);
+    assert!(shown.contains("deliver to one, at most 10Mbit/s per source (IPv4 /24, IPv6 /64)"), "{shown}");
+    let memory = "room for 100 sources on each worker of the daemon: 6.25KiB of memory each";
+    assert!(shown.contains(memory), "{shown}");
+    let report: serde_json::Value =
+        serde_json::from_str(&text(&["check", "p.toml", "--format", "json"])).expect("JSON");
+    let policing = &report["rules"][0]["policing"];
+    let expected = serde_json::json!({
+        "sample": 1,
+        "limit": {
+            "bits_per_second": 10_000_000, "burst_bytes": 125_000,
+            "per_source": { "ipv4_bits": 24, "ipv6_bits": 64, "sources": 100 },
+        },
+        "source_table_bytes": 6400,
+        "workers": [{ "worker": 0, "bits_per_second": 10_000_000.0, "burst_bytes": 125_000 }],
+    });
+    assert_eq!(*policing, expected);
+    let web = "src=198.51.100.77,dst=192.0.2.1,protocol=tcp,src_port=1,dst_port=80";
+    let explained = text(&["explain", "p.toml", "--packet", web]);
+    let line = "passes   at most 10Mbit/s per source (IPv4 /24, IPv6 /64); this worker: 10Mbit/s, burst 125kB; \
+                its source: 198.51.100.0/24\n";
+    assert!(explained.contains(line), "{explained}");
+    let shown = text(&["diff", "free.toml", "p.toml"]);
+    let per = "rule `web`: per: none => { source_ipv4 = 24, sources = 100 }\n";
+    assert!(shown.contains(per) && shown.contains("rule `web`: limit: none => 10Mbit/s\n"), "{shown}");
+}
+
+/// Descriptions, in the output of the commands that describe a policy.
+#[test]
+fn descriptions_are_shown_and_are_no_difference() {
+    let described = POLICY.replace("workers = [0]", "workers = [0]\ndescription = \"the only one\"")
+        + "description = \"\"\"\nPublic web servers.\nAsk first.\n\"\"\"\n";
+    let failing = described.clone()
+        + "[[tests]]\npacket = \"dst=192.0.2.1,protocol=tcp,dst_port=80\"\nexpect = \"drop\"\n";
+    let folder = policies(&[("p.toml", POLICY), ("described.toml", &described), ("failing.toml", &failing)]);
+    let text = |args: &[&str]| stdout(&run_in(&folder, args));
+    let shown = text(&["check", "described.toml"]);
+    assert!(shown.contains("        Public web servers.\n        Ask first.\n"), "{shown}");
+    let json = |args: &[&str]| serde_json::from_str::<serde_json::Value>(&text(args)).expect("JSON");
+    let report = json(&["check", "described.toml", "--format", "json"]);
+    assert_eq!(report["rules"][0]["description"], "Public web servers.\nAsk first.");
+    let web = "dst=192.0.2.1,protocol=tcp,dst_port=80";
+    let explained = text(&["explain", "described.toml", "--packet", web]);
+    assert!(explained.contains("about    Public web servers.\nabout    Ask first.\n"), "{explained}");
+
+    let output = run_in(&folder, &["diff", "p.toml", "described.toml"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stdout(&output));
+    let shown = stdout(&output);
+    assert!(shown.contains("treat every packet alike\n"), "{shown}");
+    let change = "rule `web`: description: none => \"Public web servers. / Ask first.\"\n";
+    assert!(shown.contains(change) && shown.contains("group `one`: description: none"), "{shown}");
+    assert!(shown.ends_with("descriptions change no flow and no packet\n"), "{shown}");
+    let report = json(&["diff", "p.toml", "described.toml", "--format", "json"]);
+    assert_eq!(
+        (&report["equal"], &report["descriptions"][1]["after"]),
+        (&true.into(), &"the only one".into())
+    );
+
+    let xml = folder.path().join("out.xml");
+    let output = run_in(&folder, &["test", "failing.toml", "--junit", &xml.to_string_lossy()]);
+    assert_eq!(output.status.code(), Some(10), "{output:?}");
+    let xml = std::fs::read_to_string(&xml).expect("written");
+    assert!(xml.contains("Public web servers...."), "{xml}");
 }
 
 #[test]
