@@ -45,3 +45,4 @@ mod terminal;
 mod trace;
 mod traces;
 mod trial;
+mod watch;
