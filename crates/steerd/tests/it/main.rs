@@ -18,6 +18,7 @@ mod documents;
 mod examples;
 mod faults;
 mod feeds;
+mod fleets;
 mod forward;
 mod history;
 mod install;
