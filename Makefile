@@ -8,7 +8,7 @@ export PATH := $(TOOLS)/bin:$(PATH):/usr/sbin:/sbin
 .DEFAULT_GOAL := help
 # apt and cargo lock what they work on.
 .NOTPARALLEL:
-.PHONY: help run live page playground docs test check soak soak-daemon soak-interface conformance conformance-libmlx5 releases report-kit install install-files third-party uninstall package e2e lint bench budgets budgets-mlx5 audit fuzz asan miri miri-ready loom \
+.PHONY: help run live page playground docs test check soak soak-daemon soak-interface conformance conformance-libmlx5 releases report-kit install install-files third-party uninstall package e2e fleets lint bench budgets budgets-mlx5 audit fuzz asan miri miri-ready loom \
   deps cargo cargo-deb cargo-deny cargo-fuzz
 
 help: ## list the targets
@@ -209,12 +209,15 @@ package: deps-build deps-package cargo-deb ## a Debian package, an rpm and a con
 	@# The package of debug symbols is as cargo-deb makes it, without the changelog that Debian wants of those that are uploaded.
 	lintian --allow-root --fail-on error,warning,info target/package/steerd_*.deb
 
-e2e: deps-e2e ## the Debian package in a container with systemd: installation, traffic, reloads, watchdog, upgrade, purge (root; make package first)
+e2e: deps-e2e deps-fleets ## the Debian package in a container with systemd: installation, traffic, reloads, rollouts by Ansible, watchdog, upgrade, purge (root; make package first)
 	@$(if $(filter 0,$(shell id -u)),,sudo) .ci/e2e target/package/steerd_*.deb
+
+fleets: deps-fleets ## deploy/kubernetes against the published schemas, deploy/ansible by ansible-lint: no cluster, no hosts
+	.ci/fleets --self-test && .ci/fleets
 
 # The most exposure that the unit may have, in tenths (systemd-analyze(1), --threshold).
 UNIT_EXPOSURE := 18
-lint: deps-build deps-test deps-promtool cargo-deny ## formatting, clippy, dependencies, unit file, alert rules
+lint: deps-build deps-test deps-promtool cargo-deny fleets ## formatting, clippy, dependencies, unit file, alert rules, deploy/
 	.ci/field-names --self-test && .ci/field-names
 	.ci/comments --self-test && .ci/comments
 	.ci/structure --self-test && .ci/structure

@@ -30,6 +30,7 @@ pub(crate) mod signals;
 pub(crate) mod sink_health;
 pub(crate) mod sinks;
 mod trace;
+mod watch;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -54,6 +55,7 @@ use crate::daemon::servers::Servers;
 use crate::daemon::shutdown::{LOG_TIMEOUT, Reporting, stop};
 use crate::daemon::signals::{Event, Signals};
 use crate::daemon::sink_health::SinkMonitor;
+use crate::daemon::watch::{PolicyWatch, WatchedFiles};
 
 use crate::message::{NoSignals, NoThread};
 use crate::policy_file::{self, Compiled, PolicyErrors};
@@ -107,6 +109,8 @@ fn steer(
     let bound = servers::bind(&loaded.settings)?;
     let state = loaded.settings.state.folder();
     let history = Arc::new(History::open(state.as_ref().map(|folder| folder.join("history.json"))));
+    // Before the policy is read: a later change is reported.
+    let watched = WatchedFiles::of(&loaded.settings, &loaded.policy)?;
     let Some(steering) = start(args, loaded, signals, log, &history)? else { return Ok(()) };
     let (reloads, asked) = channel::bounded(WAITERS_MAX);
     let observer = &steering.observer;
@@ -126,6 +130,7 @@ fn steer(
     };
     let ports = watch_ports(observer, loaded.settings.workers.timestamps)?;
     let view = start_view(observer, screen)?;
+    let watch = watched.map(WatchedFiles::start).transpose()?;
     // Nothing that the daemon needs can be missing from here on.
     observer.health.set_steering(true);
     let status = format!("steering on {} with {}", observer.opened.device.name(), loaded.policy);
@@ -141,11 +146,12 @@ fn steer(
         rules_clock: &rules_clock,
         ports: &ports,
         view: &view,
+        watch: watch.as_ref(),
         signals,
         stall,
     }
     .run(args);
-    drop(rules_clock);
+    drop((rules_clock, watch));
     rules.save_last();
     let reporting = Reporting { servers, ports, view, screen, log, signals };
     stop(args.printed.format(), steering, reporting, ended)
@@ -287,6 +293,8 @@ struct Daemon<'d> {
     rules_clock: &'d Background,
     ports: &'d Background,
     view: &'d Background,
+    /// The changes of the policy's files; `None`: they are not watched, or no longer.
+    watch: Option<&'d PolicyWatch>,
     signals: &'d Signals,
     /// A worker or engine that makes no progress for this long is stalled.
     stall: Duration,
@@ -308,6 +316,7 @@ impl Daemon<'_> {
             // Before the wait: a signal may have come, and its wake-up been consumed, before the loop began.
             match self.signals.take() {
                 Some(Event::Reload) => {
+                    self.watch.iter().for_each(|watch| watch.forget());
                     let wanted = Wanted::Reload(ReloadBody::default());
                     reloader.ask(ReloadRequest { wanted, by: "signal".to_owned(), waiter: None });
                 }
@@ -317,10 +326,22 @@ impl Daemon<'_> {
                 }
                 None => {}
             }
+            let watched = self.watch.filter(|_| reloader.is_free());
+            let changes = watched.map_or_else(channel::never, |watched| watched.changes().clone());
             channel::select! {
                 recv(self.signals.wake()) -> _ => {}
+                recv(changes) -> changed => match changed {
+                    Ok(changed) => reloader.changed(changed),
+                    Err(_) => {
+                        tracing::error!("{}", watch::ENDED);
+                        self.watch = None;
+                    }
+                },
                 recv(self.asked) -> request => match request {
-                    Ok(request) => reloader.ask(request),
+                    Ok(request) => {
+                        self.watch.iter().for_each(|watch| watch.forget());
+                        reloader.ask(request);
+                    }
                     // There is no API, or its server has ended, which `check_parts` reports.
                     Err(_) => self.asked = channel::never(),
                 },

@@ -7,6 +7,7 @@ mod change;
 mod counters;
 pub(crate) mod descriptions;
 mod device_rules;
+mod examine;
 mod inputs;
 mod load;
 
@@ -28,6 +29,7 @@ use crate::traffic::{UnreadableCapture, for_each_key};
 pub(crate) use change::PolicyChange;
 pub(crate) use counters::{Counters, RuleWeights};
 pub(crate) use device_rules::{DeviceRule, id_of, is_quoted, quoted};
+pub(crate) use examine::{ExaminedPolicy, examine};
 #[cfg(test)]
 pub(crate) use inputs::InputFile;
 pub(crate) use inputs::{Inputs, KEPT_BYTES_MAX};
@@ -99,7 +101,7 @@ impl Compiled {
 }
 
 /// A policy that was read and parsed.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct Read {
     pub(crate) policy: Policy,
     pub(crate) warnings: Vec<Diagnostic>,

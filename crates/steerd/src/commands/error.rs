@@ -196,6 +196,7 @@ fn of_daemon(error: &daemon::Error) -> u8 {
         | Error::Log(_)
         | Error::Thread(_)
         | Error::Signals(_)
+        | Error::Watch(_)
         | Error::Output(_) => 7,
     }
 }

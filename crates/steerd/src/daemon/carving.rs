@@ -17,8 +17,9 @@ use policy::Diagnostics;
 use crate::carving::CarvedPolicy;
 use crate::cli::{NicFilterUse, RunArgs};
 use crate::daemon::signals::{Event, Signals};
-use crate::daemon::{Error, notify, preflight};
-use crate::policy_file::{self, PolicyErrors};
+use crate::daemon::watch::{PolicyWatch, WatchedFiles};
+use crate::daemon::{Error, notify, preflight, watch};
+use crate::policy_file::{self, PolicyErrors, Read};
 use crate::policy_tests::RequiredTests;
 use crate::server::Server;
 use crate::settings::{Listen, Loaded, PolicySource};
@@ -98,6 +99,8 @@ pub(super) fn run(args: &RunArgs, loaded: &Loaded, interface: &str, signals: &Si
     let left = store.left();
     let carving = Carving::open(nic, store, model, left).map_err(CarvingError::from)?;
     let mut daemon = CarvingDaemon::new(carving, loaded.policy.clone());
+    // Before the policy is read: a later change is reported.
+    let watched = WatchedFiles::of(&loaded.settings, &loaded.policy)?;
     let server = match bound {
         Some(bound) => {
             tracing::info!("http://{}/metrics", bound.address);
@@ -106,8 +109,9 @@ pub(super) fn run(args: &RunArgs, loaded: &Loaded, interface: &str, signals: &Si
         None => None,
     };
     let ran = daemon.start().and_then(|()| {
+        let watch = watched.map(WatchedFiles::start).transpose()?;
         notify::ready(&daemon.describe());
-        daemon.keep(args, signals)
+        daemon.keep(args, signals, watch.as_ref())
     });
     notify::stopping();
     let ended = daemon.end();
@@ -156,7 +160,7 @@ impl<N: NicFilters> CarvingDaemon<N> {
             );
         }
         self.log_foreign()?;
-        self.install().map_err(|why| match why {
+        self.install(policy_file::load(&self.source)).map_err(|why| match why {
             Refused::Policy(diagnostics) => refused(&self.source, &diagnostics),
             Refused::Carving(error) => CarvingError::from(error).into(),
         })?;
@@ -179,8 +183,8 @@ impl<N: NicFilters> CarvingDaemon<N> {
     }
 
     /// Compiles the policy and changes the filters to it.
-    fn install(&mut self) -> Result<(), Refused> {
-        let read = policy_file::load(&self.source).map_err(Refused::Policy)?;
+    fn install(&mut self, read: Result<Read, Diagnostics>) -> Result<(), Refused> {
+        let read = read.map_err(Refused::Policy)?;
         if !read.policy.carves_queues() {
             let hint = "end steerd and start it again: with workers it uses the interface in another way";
             let error =
@@ -241,14 +245,18 @@ impl<N: NicFilters> CarvingDaemon<N> {
         });
     }
 
-    /// Waits for signals, and keeps the filters in place.
-    fn keep(&mut self, args: &RunArgs, signals: &Signals) -> Result<(), Error> {
+    /// Waits for signals and changes of the policy's files, and keeps the filters in place.
+    fn keep(&mut self, args: &RunArgs, signals: &Signals, watch: Option<&PolicyWatch>) -> Result<(), Error> {
+        let mut changes = watch.map_or_else(channel::never, |watch| watch.changes().clone());
         let watchdog = notify::Watchdog::new();
         let ticks = channel::tick(watchdog.interval().map_or(TICK, |interval| TICK.min(interval / 2)));
         let deadline = args.run_for.map_or_else(channel::never, channel::after);
         loop {
             match signals.take() {
-                Some(Event::Reload) => self.reload(),
+                Some(Event::Reload) => {
+                    watch.into_iter().for_each(PolicyWatch::forget);
+                    self.reload(policy_file::load(&self.source));
+                }
                 Some(Event::Stop { why }) => {
                     tracing::info!("{why}: removing the filters");
                     return Ok(());
@@ -257,6 +265,13 @@ impl<N: NicFilters> CarvingDaemon<N> {
             }
             channel::select! {
                 recv(signals.wake()) -> _ => {}
+                recv(changes) -> changed => match changed {
+                    Ok(changed) => self.reload(changed.read.clone()),
+                    Err(_) => {
+                        tracing::error!("{}", watch::ENDED);
+                        changes = channel::never();
+                    }
+                },
                 recv(deadline) -> _ => return Ok(()),
                 recv(ticks) -> _ => {
                     self.restore();
@@ -266,10 +281,10 @@ impl<N: NicFilters> CarvingDaemon<N> {
         }
     }
 
-    /// Reads the policy again. If it is refused, the one before stays in force.
-    fn reload(&mut self) {
+    /// Puts the policy in force that was read. If it is refused, the one before stays.
+    fn reload(&mut self, read: Result<Read, Diagnostics>) {
         notify::reloading();
-        let outcome = self.install();
+        let outcome = self.install(read);
         let error = match &outcome {
             Ok(()) => None,
             Err(Refused::Policy(diagnostics)) => {
@@ -408,7 +423,7 @@ mod tests {
         let first = nic.filters();
         assert_eq!(first.len(), 1);
         write(folder.path(), &(rule("dns", 53, "zc") + &rule("ntp", 123, "many")));
-        daemon.reload();
+        daemon.reload(policy_file::load(&daemon.source));
         assert!(
             first.iter().all(|(location, filter)| nic.filters().get(location) == Some(filter)),
             "unchanged"
@@ -418,14 +433,14 @@ mod tests {
             folder.path(),
             "[[rules]]\nname = 'x'\nmatch = { tcp_flags = 'syn' }\naction = { steer = 'zc' }\n",
         );
-        daemon.reload();
+        daemon.reload(policy_file::load(&daemon.source));
         assert_eq!(nic.filters().len(), 2, "a policy that no NIC takes changes nothing");
         let figures = daemon.status.figures();
         assert_eq!((figures.filters, figures.contexts, figures.reloads), (2, 1, 2));
         assert!(!figures.is_last_reload_successful);
         fs::write(folder.path().join("carve.toml"), "version = 1\n[groups.w]\nworkers = 'all'\n")
             .expect("written");
-        daemon.reload();
+        daemon.reload(policy_file::load(&daemon.source));
         assert_eq!(nic.filters().len(), 2, "a policy with workers changes nothing");
         assert!(store::is_carved(Some(folder.path().to_owned()), "modelled0"));
         daemon.end().expect("all go");
@@ -524,7 +539,7 @@ mod tests {
         let before = nic.filters();
         write(folder.path(), &(rule("dns", 53, "zc") + &rule("ntp", 123, "zc") + &rule("sip", 5060, "zc")));
         nic.fail([1, 2]);
-        daemon.reload();
+        daemon.reload(policy_file::load(&daemon.source));
         assert_eq!(nic.filters().len(), 2, "one filter of the new policy");
         assert!(daemon.status.ready().is_err_and(|fault| fault.contains("could not be undone")));
         nic.fail([]);

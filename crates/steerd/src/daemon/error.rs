@@ -126,6 +126,8 @@ pub(crate) enum Error {
     /// The parts that still run.
     #[error("did not end in time: {0} (the process ends without waiting any longer)")]
     StillRunning(String),
+    #[error("policy.watch: the files of the policy cannot be watched: {}{}", .0, lacking(.0))]
+    Watch(io::Error),
     #[error("the log cannot be started: {}{}", .0, lacking(.0))]
     Log(io::Error),
     #[error(transparent)]

@@ -26,7 +26,7 @@ pub(crate) struct PastPolicy {
     /// Counts the policies, over restarts too.
     pub(crate) number: u64,
     pub(crate) at_seconds: f64,
-    /// Who asked for it: `start`, `signal`, `user 0`, or why it came back.
+    /// Who asked for it: `start`, `signal`, `watch`, `user 0`, or why it came back.
     pub(crate) by: String,
     pub(crate) inputs: Arc<Inputs>,
     /// The difference from the one before, in words.

@@ -24,7 +24,7 @@ use crate::daemon::cores::{self, HostCores};
 use crate::daemon::dataplane::worker_config;
 use crate::daemon::history::History;
 use crate::daemon::placement::Placement;
-use crate::daemon::{Error, device, libmlx5, nic_drops, rules};
+use crate::daemon::{Error, device, libmlx5, nic_drops, rules, watch};
 use crate::settings::{Listen, Settings};
 use crate::telemetry::{http, logging};
 use collect::collected;
@@ -89,7 +89,8 @@ type Check = fn(&Start<'_>, &mut Findings);
 const BEFORE_START: [Check; 3] = [monitoring, worker_cores, lengths];
 
 /// The checks whose steps make them at once when they are carried out, in the order of the steps.
-const OF_STEPS: [Check; 9] = [preload, log, local_api, state, wires, open_device, placement, memory, filters];
+const OF_STEPS: [Check; 10] =
+    [preload, log, local_api, state, watched_files, wires, open_device, placement, memory, filters];
 
 /// Makes the checks of `run` before its first step.
 ///
@@ -186,6 +187,11 @@ fn state(start: &Start<'_>, found: &mut Findings) {
     }
     History::check(&folder.join("history.json"));
     rules::check_saved(&folder.join("rules.json"));
+}
+
+/// The files of the policy, whose changes may not be reported.
+fn watched_files(start: &Start<'_>, _: &mut Findings) {
+    watch::check(start.settings);
 }
 
 /// The wires of soft NICs.

@@ -1,5 +1,5 @@
-//! Changes of the policy in force: a reload on SIGHUP or by the API, and the way back to an earlier policy. A
-//! change is made as a whole or not at all.
+//! Changes of the policy in force: a reload on SIGHUP, by the API or after a change of the policy's files,
+//! and the way back to an earlier policy. A change is made as a whole or not at all.
 //!
 //! The run loop starts it and goes on; reading and compiling may take long and run on a thread of their own,
 //! which has the thread of the dataplane install the result. A policy with errors, or one that the device
@@ -22,7 +22,9 @@ use crate::daemon::history::{History, PastPolicy};
 use crate::daemon::notify;
 use crate::daemon::observer::Observer;
 use crate::daemon::rules::LiveRules;
+use crate::daemon::watch::ChangedPolicy;
 use crate::message::NoThread;
+use crate::policy_file::Inputs;
 pub(super) use change::plan;
 use change::{Refused, Work, failed, refused_at_once};
 
@@ -57,6 +59,8 @@ struct Trial {
 enum Origin {
     /// The file, read again.
     File(ReloadBody),
+    /// The files, as they were read after they had changed.
+    Changed(ChangedPolicy),
     Past(PastPolicy),
 }
 
@@ -75,6 +79,8 @@ struct RunningChange {
     /// Whether the request changes nothing. A thread of its own sends the verdict of such a request, and a
     /// policy on trial can be taken back meanwhile.
     is_dry_run: bool,
+    /// The policy in force before, if a policy of the history comes back.
+    rolled_back: Option<Arc<Inputs>>,
 }
 
 /// Makes one change at a time; others wait.
@@ -86,11 +92,20 @@ pub(crate) struct Reloader {
     /// The changes that wait. The file may have changed since the running one read it.
     next: VecDeque<ReloadRequest>,
     trial: Option<Trial>,
+    /// The policy that the last change has replaced, if that was a way back.
+    rolled_back: Option<Arc<Inputs>>,
 }
 
 impl Reloader {
     pub(crate) fn new(parts: Parts) -> Self {
-        Self { parts, running: None, waiting: Vec::new(), next: VecDeque::new(), trial: None }
+        Self {
+            parts,
+            running: None,
+            waiting: Vec::new(),
+            next: VecDeque::new(),
+            trial: None,
+            rolled_back: None,
+        }
     }
 
     /// Begins a change, or notes that it is to follow the running one.
@@ -108,6 +123,42 @@ impl Reloader {
             return;
         }
         self.begin(request);
+    }
+
+    /// Whether a change of the policy's files can be taken: no other change is made, and no policy is on
+    /// trial.
+    pub(crate) fn is_free(&self) -> bool {
+        self.running.is_none() && self.trial.is_none()
+    }
+
+    /// Puts a policy in force whose files have changed, unless somebody has done that already, or has decided
+    /// against it: by a rollback from it, or by leaving it unconfirmed on trial.
+    pub(crate) fn changed(&mut self, changed: ChangedPolicy) {
+        let board = self.parts.observer.board.read();
+        if let Ok(read) = &changed.read {
+            let in_force = &board.policy;
+            let is_last = in_force.past.is_none() && board.reloads.last_successful;
+            if is_last && read.inputs.have_texts_of(&in_force.inputs) {
+                return;
+            }
+            let replaced = self.rolled_back.as_ref();
+            let is_rolled_back = replaced.is_some_and(|replaced| replaced.have_texts_of(&read.inputs));
+            // As at a start.
+            let against = if self.parts.history.is_unconfirmed(&read.inputs) {
+                Some("was on trial and nobody confirmed it")
+            } else {
+                is_rolled_back.then_some("is the one that a rollback has replaced")
+            };
+            if let Some(against) = against {
+                tracing::warn!(
+                    "policy.watch: {}: the policy {against}: the one in force stays (hint: `steerd reload` puts the policy \
+                     of the file in force)",
+                    in_force.source
+                );
+                return;
+            }
+        }
+        self.start(Origin::Changed(changed), "watch".to_owned());
     }
 
     fn begin(&mut self, request: ReloadRequest) {
@@ -189,6 +240,9 @@ impl Reloader {
         let (sender, done) = channel::bounded(1);
         let is_on_trial = self.trial.is_some();
         let is_dry_run = matches!(origin, Origin::File(ReloadBody { dry_run: true, .. }));
+        let is_way_back = matches!(origin, Origin::Past(_));
+        let in_force = || Arc::clone(&self.parts.observer.board.read().policy.inputs);
+        let rolled_back = is_way_back.then(in_force);
         let waiting = if is_dry_run { std::mem::take(&mut self.waiting) } else { Vec::new() };
         let work = Work { parts: self.parts.clone(), origin, by, is_on_trial };
         let thread = std::thread::Builder::new().name("reload".into()).spawn(move || {
@@ -197,7 +251,7 @@ impl Reloader {
             let _ = sender.send(done);
         });
         match thread {
-            Ok(_) => self.running = Some(RunningChange { done, is_dry_run }),
+            Ok(_) => self.running = Some(RunningChange { done, is_dry_run, rolled_back }),
             Err(error) => {
                 // Not here: the run loop must not wait for it.
                 let refused = Refused::because(NoThread(error).to_string());
@@ -213,7 +267,7 @@ impl Reloader {
 
     /// `done`: `None` if the thread has panicked.
     pub(crate) fn ended(&mut self, done: Option<Done>) {
-        self.running = None;
+        let running = self.running.take();
         let done = done.unwrap_or_else(|| {
             let refused = Refused::because("the reload thread panicked".to_owned());
             let verdict = failed(&self.parts.observer, refused, Instant::now());
@@ -221,6 +275,9 @@ impl Reloader {
         });
         if done.ends_trial || done.trial.is_some() {
             self.trial = done.trial;
+        }
+        if let Some(running) = running.filter(|running| done.verdict.accepted && !running.is_dry_run) {
+            self.rolled_back = running.rolled_back;
         }
         if let Some(trial) = self.trial.as_mut().filter(|trial| trial.is_over) {
             trial.ends = Instant::now() + AGAIN;

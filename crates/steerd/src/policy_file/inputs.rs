@@ -43,6 +43,14 @@ pub(crate) struct Recorder<'l> {
 }
 
 impl Inputs {
+    /// Whether both were read from the same texts with the same variables, for whichever packets they were
+    /// compiled. Texts that are not kept are compared by the hash.
+    pub(crate) fn have_texts_of(&self, other: &Self) -> bool {
+        let is_same_text = || self.text.is_some() && self.text == other.text;
+        let is_same = || is_same_text() && self.files == other.files && self.variables == other.variables;
+        self.sha256 == other.sha256 || is_same()
+    }
+
     /// The inputs without their texts.
     pub(crate) fn without_texts(&self) -> Self {
         let without = |(name, file): (&String, &InputFile)| {
@@ -115,7 +123,7 @@ fn manifest(main: &str, files: &BTreeMap<String, InputFile>, variables: &BTreeMa
 }
 
 /// In hexadecimal.
-fn sha256(bytes: &[u8]) -> String {
+pub(super) fn sha256(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(64);
     for byte in Sha256::digest(bytes) {
         let _ = write!(text, "{byte:02x}");
@@ -156,6 +164,18 @@ mod tests {
             assert!(!hashes[..index].contains(hash), "{index}");
         }
         assert_eq!(hash("a", &[("f", "1")], &[("v", "1")]), hash("a", &[("f", "1")], &[("v", "1")]));
+    }
+
+    #[test]
+    fn texts_are_the_same_for_any_packets() {
+        let one = Inputs { sha256: "a".to_owned(), text: Some("x".to_owned()), ..Inputs::default() };
+        let weighted = Inputs { sha256: "b".to_owned(), ..one.clone() };
+        let other_set = InputFile { sha256: "s".to_owned(), text: Some("192.0.2.1".to_owned()) };
+        let with_set = BTreeMap::from([("set".to_owned(), other_set)]);
+        assert!(one.have_texts_of(&weighted));
+        assert!(!one.have_texts_of(&Inputs { files: with_set, ..weighted.clone() }));
+        assert!(!one.without_texts().have_texts_of(&weighted.without_texts()), "the texts are not known");
+        assert!(one.without_texts().have_texts_of(&one));
     }
 
     #[test]

@@ -112,7 +112,7 @@ fn every_key_has_a_default_in_the_file() {
     let defaults: toml::Table = DEFAULTS.parse().expect("TOML");
     for (section, keys) in [
         ("device", vec!["name", "model", "promiscuous", "relaxed_ordering", "receive", "ports"]),
-        ("policy", vec!["file", "variables", "traffic", "require_tests"]),
+        ("policy", vec!["file", "variables", "traffic", "require_tests", "watch"]),
         (
             "workers",
             vec!["cores", "frames", "frame_bytes", "batch", "pages", "idle", "idle_us", "timestamps"],

@@ -177,6 +177,8 @@ pub(crate) struct Policy {
     pub(crate) traffic: PathBuf,
     /// Whether a policy is put in force only if it has tests and all of them pass.
     pub(crate) require_tests: bool,
+    /// Whether the daemon reloads the policy when its files change.
+    pub(crate) watch: bool,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -27,7 +27,7 @@ const fn dimension(key: &'static str, right: usize, values: &'static [&'static s
     Dimension { key, values, right }
 }
 
-const DIMENSIONS: [Dimension; 13] = [
+const DIMENSIONS: [Dimension; 14] = [
     dimension("http.listen", 2, &["'127.0.0.1:0'", "'off'", "'127.0.0.1:{port}'", "'203.0.113.77:0'"]),
     dimension("http.token_file", 2, &["''", "'token'", "'short'", "'missing'", "'full'"]),
     dimension(
@@ -80,6 +80,7 @@ const DIMENSIONS: [Dimension; 13] = [
         ],
     ),
     dimension("rules", 3, &["2", "9", "20", "300"]),
+    dimension("policy.watch", 2, &["false", "true"]),
 ];
 
 /// The device has room for 30 flows of a policy.

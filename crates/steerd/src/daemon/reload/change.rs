@@ -43,7 +43,7 @@ impl Work {
         let observer = &self.parts.observer;
         let source = observer.board.read().policy.source.to_string();
         let source = match &self.origin {
-            Origin::File(_) => source,
+            Origin::File(_) | Origin::Changed(_) => source,
             Origin::Past(policy) => format!("{source} as policy {} of the history", policy.number),
         };
         let is_dry_run = matches!(self.origin, Origin::File(ReloadBody { dry_run: true, .. }));
@@ -88,6 +88,7 @@ impl Work {
         let Parts { observer, rules, history, .. } = &self.parts;
         let options = match &self.origin {
             Origin::File(options) => *options,
+            Origin::Changed(_) => ReloadBody::default(),
             // Who goes back wants the sets as they were.
             Origin::Past(_) => ReloadBody { force: true, ..ReloadBody::default() },
         };
@@ -130,7 +131,7 @@ impl Work {
         let stage = match &self.origin {
             Origin::Past(_) if self.is_on_trial => TrialStage::Ends,
             Origin::File(_) if options.confirm_seconds.is_some() => TrialStage::Begins,
-            Origin::File(_) | Origin::Past(_) => TrialStage::None,
+            Origin::File(_) | Origin::Changed(_) | Origin::Past(_) => TrialStage::None,
         };
         let outcome = match outcome {
             Attempted::DryRun(report) => Outcome::DryRun(report),
@@ -169,6 +170,7 @@ impl Work {
     fn read(&self, before: &PolicyInForce, source: &str) -> Result<Read, Refused> {
         let read = match &self.origin {
             Origin::File(_) => policy_file::load(&before.source),
+            Origin::Changed(changed) => changed.read.clone(),
             Origin::Past(policy) => policy_file::load_inputs(&policy.inputs).ok_or_else(|| {
                 Refused::because(format!("the text of policy {} of the history is not kept", policy.number))
             })?,
@@ -313,14 +315,14 @@ impl Work {
         let running =
             Running { program: &before.program, counters, device_rules: &device_rules, proves_room };
         let past = match &self.origin {
-            Origin::File(_) => None,
+            Origin::File(_) | Origin::Changed(_) => None,
             Origin::Past(policy) => Some(policy.number),
         };
         let compiled = match &self.origin {
             Origin::Past(policy) if matches!(traffic, Some(Traffic::Capture(_))) => {
                 compile_past(policy, read, traffic, profile, workers, &running)
             }
-            Origin::File(_) | Origin::Past(_) => {
+            Origin::File(_) | Origin::Changed(_) | Origin::Past(_) => {
                 policy_file::compile_read(read, traffic, profile, Some(workers), Some(&running))
             }
         };
