@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use program::RuleDeciders;
 use serde::{Deserialize, Serialize};
 use softnic::ClaimReport;
+use worker::sinks::SinkStatus;
 
 use crate::effects::Effect;
 use crate::outcome::{PacketOutcome, RuleOutcomes, Totals, WorkerOutcomes};
@@ -261,7 +262,7 @@ pub(crate) struct SinkState {
     /// The reason why it has been losing all its packets; `None`: it passes packets on, or has had none.
     pub(crate) losing: Option<&'static str>,
     /// The state of the sink: files, clients, errors.
-    pub(crate) status: BTreeMap<String, String>,
+    pub(crate) status: SinkStatus,
     /// How many of its files were deleted to stay within `disk_mb`; `None`: it writes none.
     pub(crate) deleted_files: Option<u64>,
     /// The packets by size in bytes, with the frame check sequence; `None`: not counted.

@@ -14,6 +14,7 @@ pub mod handoff;
 mod kernel;
 mod outgoing;
 mod port;
+mod status;
 pub mod trace;
 
 use std::path::Path;
@@ -25,6 +26,7 @@ use verbs::{Context, Domain, RegisteredFrames};
 
 pub use self::count::{FlowId, PacketSizes, TopFlow};
 pub use self::kernel::TapError;
+pub use self::status::{SinkStatus, StatusValue};
 use crate::sink::{FrameBudget, Sink, SinkCounters, SinkMap};
 
 /// The device and the workers that sinks are opened for.
@@ -108,9 +110,9 @@ pub trait Hub: Send + Sync {
     /// Called about once a second, with the ports as they are.
     fn tick(&self, _ports: &Ports<'_>) {}
 
-    /// The state of the sink for operators, as names and values: files, clients, errors.
-    fn status(&self) -> Vec<(String, String)> {
-        Vec::new()
+    /// The state of the sink for operators: files, clients, errors.
+    fn status(&self) -> SinkStatus {
+        SinkStatus::default()
     }
 
     /// How many of its files were deleted to make room for others, if it writes files.

@@ -440,7 +440,7 @@ fn sink(program: &Program, view: SinkView) -> SinkState {
         name: definition.name,
         attached_to: attached_to.map(|packets| packets.name().to_owned()),
         losing: None,
-        status: status.into_iter().collect(),
+        status,
         deleted_files,
         packet_sizes: sizes.as_ref().map(packet_sizes),
         top_flows: top_flows.map(|flows| flows.iter().take(TOP_FLOWS_MAX).map(top_flow).collect()),

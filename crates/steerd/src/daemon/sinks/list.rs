@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use program::SinkSpec;
-use worker::sinks::{Hub, PacketSizes, Ports, TopFlow};
+use worker::sinks::{Hub, PacketSizes, Ports, SinkStatus, TopFlow};
 use worker::{SinkCounters, SinkTraffic};
 
 use super::AttachedTo;
@@ -107,7 +107,7 @@ pub(crate) struct SinkView {
     /// `None`: a policy names it.
     pub(crate) attached_to: Option<AttachedTo>,
     pub(crate) counted: Counted,
-    pub(crate) status: Vec<(String, String)>,
+    pub(crate) status: SinkStatus,
     pub(crate) deleted_files: Option<u64>,
     pub(crate) sizes: Option<PacketSizes>,
     /// The flows with most packets first.
@@ -152,7 +152,7 @@ impl ShownSink {
 
     fn view(&self) -> SinkView {
         let measured = self.hub.with(|hub| (Measured::of(hub), hub.status()));
-        let (measured, status) = measured.unwrap_or_else(|| (self.last.clone(), Vec::new()));
+        let (measured, status) = measured.unwrap_or_else(|| (self.last.clone(), SinkStatus::default()));
         let Measured { deleted_files, sizes, top_flows } = measured;
         SinkView {
             definition: self.definition.clone(),
