@@ -1,11 +1,12 @@
-//! The metrics in Prometheus' text format, made from a `State`.
+//! The metrics in Prometheus' text format and in that of OpenMetrics, made from a `State`.
 //!
 //! [`metrics`] declares each metric once: name, help text, type, labels, and the function that reads its
-//! series. `http` calls `render` when its page is outdated; the packet path never touches a metric. Base
-//! units, `_total` on counters and HELP on every family, as promtool requires.
+//! series. `http` calls `render` or `render_open` when its page is outdated; the packet path never touches a
+//! metric. Base units, `_total` on counters and HELP on every family, as promtool requires.
 
 #[cfg(test)]
 mod dashboard;
+pub(super) mod open_metrics;
 #[cfg(test)]
 mod tests;
 
@@ -24,12 +25,19 @@ use crate::state::{
     Reasons, RuleState, SinkState, SinkTrafficState, State, WorkerState,
 };
 
-/// All metrics of a state.
+/// All metrics of a state in Prometheus' text format.
 pub(crate) fn render(state: &State) -> Result<String, prometheus::Error> {
+    TextEncoder::new().encode_to_string(&families(state))
+}
+
+/// All metrics of a state in the text format of OpenMetrics.
+pub(crate) fn render_open(state: &State) -> String {
+    open_metrics::encode(&families(state))
+}
+
+fn families(state: &State) -> Vec<MetricFamily> {
     let sources = Sources { state, rules: exported(&state.rules), process: ProcessUsage::read() };
-    let families: Vec<MetricFamily> =
-        metrics().filter_map(|metric| metric.family(metric.series(&sources))).collect();
-    TextEncoder::new().encode_to_string(&families)
+    metrics().filter_map(|metric| metric.family(metric.series(&sources))).collect()
 }
 
 /// The sources of the metrics.

@@ -6,7 +6,7 @@ use super::*;
 use crate::port_counters::tests::distinct_stats;
 use crate::state::LatencyState;
 
-fn scene() -> State {
+pub(super) fn scene() -> State {
     State {
         version: "1.2.3",
         rules: vec![
