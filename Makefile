@@ -214,8 +214,8 @@ lint: deps-build deps-test deps-promtool cargo-deny ## formatting, clippy, depen
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --locked --quiet
 	cargo-deny --locked check bans licenses sources
 	@if command -v promtool >/dev/null; then \
-	  promtool check rules deploy/prometheus/steerd.rules.yml && \
-	  promtool test rules deploy/prometheus/steerd.rules.test.yml && \
+	  promtool check rules deploy/prometheus/steerd.rules.yml deploy/prometheus/steerd.recording.yml && \
+	  promtool test rules deploy/prometheus/steerd.rules.test.yml deploy/prometheus/steerd.recording.test.yml && \
 	  promtool check config --syntax-only deploy/prometheus/prometheus.yml; \
 	else echo "NOT RUN: promtool check rules: promtool is missing" >&2; [ -z "$$CI" ]; fi
 	@rm -rf target/lint && mkdir -p target/lint

@@ -185,6 +185,10 @@ static BEFORE_PORT_COUNTERS: &[Metric] = &[
         "1 for each part of the system that decides packets of a rule on a network interface: nic, xdp_program, \
          engine, worker. The label host is whether the host receives the packets.",
         deciders),
+    gauge("steerd_rule_placement", &["rule", "placement"],
+        "1 for each rule in force that decides received packets, by where: hardware (the device alone) or hybrid (a worker \
+         completes the decision).",
+        placements),
 ];
 
 /// The metrics of claims and NIC filters, listed between the two groups of port counters.
@@ -445,6 +449,18 @@ fn deciders<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
         rule.deciders.iter().flat_map(of_rule)
     };
     s.rules.iter().flat_map(of).collect()
+}
+
+/// A series for each rule in force whose packets are not copies, and not sent by the host.
+fn placements<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
+    let decides = |rule: &&'s Cow<'s, RuleState>| {
+        let decides = matches!(rule.effect, Effect::Deliver | Effect::Drop | Effect::Kernel);
+        rule.current && decides && !rule.placement.is_empty()
+    };
+    let series = |rule: &'s Cow<'s, RuleState>| {
+        (vec![rule.name.as_str().into(), rule.placement.into()], Value::Number(1.0))
+    };
+    s.rules.iter().filter(decides).map(series).collect()
 }
 
 /// The rules with `count = false` are summed under this name, so that sums over all rules stay complete. No
