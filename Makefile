@@ -15,8 +15,8 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Groups of .ci/deps. Each target below depends on the groups it needs, as `deps-GROUP`.
-FOR ?= build test promtool feeds
-deps: cargo ## install with apt what is missing (FOR='build test promtool feeds'); the other targets do this themselves
+FOR ?= build test promtool nfdump feeds
+deps: cargo ## install with apt what is missing (FOR='build test promtool nfdump feeds'); the other targets do this themselves
 	@.ci/deps $(FOR)
 
 deps-%: cargo
@@ -42,7 +42,7 @@ page: deps-build deps-page ## build, then try the page for browsers in headless 
 EVERYTHING := --workspace --lib --bins --tests
 PROGRAMS   ?= --package softnic-preload --package conformance
 
-test: deps-build deps-test deps-promtool deps-feeds ## every test; with STEERD_CORPORA=DIR those that need the captures and rule sets too
+test: deps-build deps-test deps-promtool deps-nfdump deps-feeds ## every test; with STEERD_CORPORA=DIR those that need the captures and rule sets too
 	@# The test of `make install` installs what is built, and `cargo test` leaves the plugin where it cannot be found.
 	$(CARGO) build --locked $(EVERYTHING)
 	.ci/test $(CARGO) test --workspace --locked

@@ -21,8 +21,8 @@ use crate::effects::Effect;
 use crate::outcome::{Count, PacketOutcome};
 use crate::port_counters::{self, PortCounters, PortMetric};
 use crate::state::{
-    Accounting, Buckets, DeviceCondition, DeviceState, OtherDeviceState, PortClaims, PortFilters, PortState,
-    Reasons, RuleState, SinkState, SinkTrafficState, State, WorkerState,
+    Accounting, Buckets, DeviceCondition, DeviceState, ExportState, OtherDeviceState, PortClaims,
+    PortFilters, PortState, Reasons, RuleState, SinkState, SinkTrafficState, State, WorkerState,
 };
 
 /// All metrics of a state in Prometheus' text format.
@@ -268,6 +268,20 @@ static AFTER_PORT_COUNTERS: &[Metric] = &[
     counter("steerd_sink_deleted_files_total", &["sink", "kind"],
         "Files of a sink of kind capture that were deleted to make room for others.",
         |s| policy_sinks(s, |sink| sink.deleted_files.map(count).map(Value::Number))),
+    gauge("steerd_sink_export_connected", &["sink", "kind"],
+        "1 while flows of a sink of kind count can be sent to its collector, else 0.",
+        |s| exports(s, |export| flag(export.connected))),
+    counter("steerd_sink_export_flows_total", &["sink", "kind"], "Flows that were sent to the collector.",
+        |s| exports(s, |export| count(export.flows))),
+    counter("steerd_sink_export_lost_flows_total", &["sink", "kind"],
+        "Flows that were not sent: they came faster than they are sent, or the collector could not be reached.",
+        |s| exports(s, |export| count(export.lost_flows))),
+    counter("steerd_sink_export_lost_packets_total", &["sink", "kind"], "Packets of the flows that were not sent.",
+        |s| exports(s, |export| count(export.lost_packets))),
+    counter("steerd_sink_export_messages_total", &["sink", "kind"], "Messages that were sent to the collector.",
+        |s| exports(s, |export| count(export.messages))),
+    counter("steerd_sink_export_errors_total", &["sink", "kind"], "Connections to the collector and messages that failed.",
+        |s| exports(s, |export| count(export.errors))),
     histogram("steerd_sink_packet_size_bytes", &["sink", "kind"],
         "Packets by size with the frame check sequence, in the classes of RFC 2819, of sinks of kind count.",
         |s| policy_sinks(s, |sink| Some(Value::Buckets(sink.packet_sizes.as_ref()?, 1.0)))),
@@ -404,6 +418,16 @@ fn regimes<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
 fn policy_sinks<'s>(s: &'s Sources<'s>, value: fn(&'s SinkState) -> Option<Value<'s>>) -> Vec<Series<'s>> {
     let series = |sink: &'s SinkState| Some((vec![Cow::from(&sink.name), sink.kind.into()], value(sink)?));
     s.state.sinks.iter().filter(|sink| sink.attached_to.is_none()).filter_map(series).collect()
+}
+
+/// A series for each sink that exports flows.
+fn exports<'s>(s: &'s Sources<'s>, value: fn(&ExportState) -> f64) -> Vec<Series<'s>> {
+    let sinks = s.state.sinks.iter().filter(|sink| sink.attached_to.is_none());
+    let series = |sink: &'s SinkState| {
+        let export = sink.export.as_ref()?;
+        Some((vec![Cow::from(&sink.name), sink.kind.into()], Value::Number(value(export))))
+    };
+    sinks.filter_map(series).collect()
 }
 
 /// A series for each worker whose value is known.

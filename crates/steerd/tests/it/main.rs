@@ -21,6 +21,7 @@ mod feeds;
 mod forward;
 mod history;
 mod install;
+mod ipfix;
 mod kernel_sink;
 mod libmlx5;
 mod links;

@@ -101,6 +101,7 @@ fn sink() -> SinkState {
         name: "sizes".into(),
         kind: "count",
         deleted_files: Some(8),
+        export: Some(ExportState { flows: 70, lost_flows: 3, ..ExportState::default() }),
         packet_sizes: Some(Buckets { at_most: vec![(64, 3), (127, 4)], count: 4, sum: 300 }),
         workers: vec![SinkTrafficState {
             dropped_packets: [("disk_full", 3)].into(),
@@ -183,6 +184,9 @@ fn a_state_becomes_text() {
         "steerd_worker_latency_seconds_bucket{worker=\"0\",le=\"0.000001023\"} 2",
         "steerd_worker_negative_latencies_total{worker=\"0\"} 1",
         "steerd_sink_deleted_files_total{sink=\"sizes\",kind=\"count\"} 8",
+        "steerd_sink_export_flows_total{sink=\"sizes\",kind=\"count\"} 70",
+        "steerd_sink_export_lost_flows_total{sink=\"sizes\",kind=\"count\"} 3",
+        "steerd_sink_export_connected{sink=\"sizes\",kind=\"count\"} 0",
         "steerd_sink_packet_size_bytes_bucket{sink=\"sizes\",kind=\"count\",le=\"127\"} 4",
         "steerd_sink_packet_size_bytes_sum{sink=\"sizes\",kind=\"count\"} 300",
         "steerd_port_up{port=\"1\"} 0",

@@ -31,7 +31,7 @@ fn sending_until(name: &str, mtu_bytes: Option<u32>, end_patience: Duration) -> 
         domains: &domains,
         budgets: &[Arc::new(FrameBudget::new(16))],
         ports: &[1, 2],
-        stations: &[Station { port: 2, mac: None, mtu_bytes }],
+        stations: &[Station { port: 2, mac: None, mtu_bytes, interface_index: None }],
         others: None,
     };
     let folder = tempfile::tempdir().unwrap();
