@@ -282,15 +282,16 @@ impl SinkSide {
     /// Packets were not passed on.
     #[inline]
     pub fn dropped(&self, reason: SinkDrop, packets: u64) {
+        tracepoints::sink_drop(reason.name(), packets);
         self.dropped[reason as usize].add(packets);
     }
 
     /// Packets were not passed on; how many, by the index of the reason.
     #[inline]
     pub(crate) fn all_dropped(&self, packets: &[u64; SinkDrop::ALL.len()]) {
-        for (counter, packets) in self.dropped.iter().zip(packets) {
+        for (reason, packets) in SinkDrop::ALL.into_iter().zip(packets) {
             if *packets > 0 {
-                counter.add(*packets);
+                self.dropped(reason, *packets);
             }
         }
     }

@@ -44,5 +44,6 @@ mod settings_errors;
 mod support;
 mod terminal;
 mod trace;
+mod tracepoints;
 mod traces;
 mod trial;
