@@ -257,12 +257,13 @@ fn octets(frame: &[u8], parsed: &Parsed) -> u64 {
     let there = frame.len().saturating_sub(begin) as u64;
     let length = match parsed.key.layers {
         layers if layers.contains(Layers::IPV4) => word(2),
-        layers if layers.contains(Layers::IPV6) => word(4) + IPV6_HEADER_OCTETS,
+        // The header is not in the length.
+        layers if layers.contains(Layers::IPV6) && word(4) > 0 => word(4) + IPV6_HEADER_OCTETS,
+        layers if layers.contains(Layers::IPV6) => 0,
         _ => return frame.len() as u64,
     };
     // A length of 0 is that of a jumbogram, or of a frame that is to be cut.
-    let is_given = length > 0 && length != IPV6_HEADER_OCTETS || there <= IPV6_HEADER_OCTETS;
-    if is_given { length.min(there) } else { there }
+    if length > 0 { length.min(there) } else { there }
 }
 
 const IPV6_HEADER_OCTETS: u64 = 40;

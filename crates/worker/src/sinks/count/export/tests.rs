@@ -165,9 +165,12 @@ fn octets_are_those_of_the_packet() {
         .frame_bytes(100)
         .build();
     let arp = [&[2; 12][..], &[0x08, 0x06], &[0; 46]].concat();
+    let mut segment =
+        FrameBuilder::new().ipv4([10, 0, 0, 1].into(), [192, 0, 2, 1].into()).tcp(1, 2, 2).build();
+    segment.resize(60, 0);
     let mut cut = udp(2, 500);
     cut.truncate(100);
-    for (frame, octets) in [(padded, 32), (v6, 86), (arp, 60), (cut, 86)] {
+    for (frame, octets) in [(padded, 32), (segment, 40), (v6, 86), (arp, 60), (cut, 86)] {
         count(&mut cache, &frame, rule(0));
         cache.retire();
         cache.poll();
