@@ -15,8 +15,8 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Groups of .ci/deps. Each target below depends on the groups it needs, as `deps-GROUP`.
-FOR ?= build test promtool feeds
-deps: cargo ## install with apt what is missing (FOR='build test promtool feeds'); the other targets do this themselves
+FOR ?= build test promtool nfdump feeds
+deps: cargo ## install with apt what is missing (FOR='build test promtool nfdump feeds'); the other targets do this themselves
 	@.ci/deps $(FOR)
 
 deps-%: cargo
@@ -53,7 +53,7 @@ docs: deps-mdbook ## the documentation as a site with a search: target/docs (REP
 	mdbook build target/book --dest-dir $(CURDIR)/target/docs
 	.ci/book --check target/docs
 
-test: deps-build deps-test deps-promtool deps-feeds ## every test; with STEERD_CORPORA=DIR those that need the captures and rule sets too
+test: deps-build deps-test deps-promtool deps-nfdump deps-feeds ## every test; with STEERD_CORPORA=DIR those that need the captures and rule sets too
 	@# The test of `make install` installs what is built, and `cargo test` leaves the plugin where it cannot be found.
 	$(CARGO) build --locked $(EVERYTHING)
 	.ci/test $(CARGO) test --workspace --locked
@@ -228,8 +228,8 @@ lint: deps-build deps-test deps-promtool cargo-deny fleets ## formatting, clippy
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --locked --quiet
 	cargo-deny --locked check bans licenses sources
 	@if command -v promtool >/dev/null; then \
-	  promtool check rules deploy/prometheus/steerd.rules.yml && \
-	  promtool test rules deploy/prometheus/steerd.rules.test.yml && \
+	  promtool check rules deploy/prometheus/steerd.rules.yml deploy/prometheus/steerd.recording.yml && \
+	  promtool test rules deploy/prometheus/steerd.rules.test.yml deploy/prometheus/steerd.recording.test.yml && \
 	  promtool check config --syntax-only deploy/prometheus/prometheus.yml; \
 	else echo "NOT RUN: promtool check rules: promtool is missing" >&2; [ -z "$$CI" ]; fi
 	@rm -rf target/lint && mkdir -p target/lint

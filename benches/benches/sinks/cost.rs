@@ -108,7 +108,10 @@ fn variants(folder: &Path, memory: &Result<&Path, String>, bytes: u32) -> Vec<Re
     vec![
         Ok(Variant { what: "no sink", kind: None, clients: 0 }),
         Ok(Variant::of("count", SinkKind::Count(CountSink::default()))),
-        Ok(Variant::of("count, top_flows = 1024", SinkKind::Count(CountSink { top_flows: 1024 }))),
+        Ok(Variant::of(
+            "count, top_flows = 1024",
+            SinkKind::Count(CountSink { top_flows: 1024, export: None }),
+        )),
         capture,
         namespace::entered()
             .map(|()| Variant::of("kernel (TAP)", SinkKind::Kernel(kernel)))

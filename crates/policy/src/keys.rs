@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use packet::{FIELDS, Form};
 use program::{
-    APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, CaptureSink, KernelSink,
+    APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, CaptureSink, FlowExport, KernelSink,
     RUNTIME_RULES_MAX, SourceLimit,
 };
 
@@ -199,11 +199,43 @@ const fn within(range: RangeInclusive<u32>) -> Values {
 pub(crate) const SINKS: &[(&str, &[Key])] = &[
     (
         "count",
-        &[key(
-            "top_flows",
-            Integer(0, program::MAX_TOP_FLOWS as i64),
-            "The number of flows with most packets that each worker counts; 0 if left out.",
-        )],
+        &[
+            key(
+                "top_flows",
+                Integer(0, program::MAX_TOP_FLOWS as i64),
+                "The number of flows with most packets that each worker counts; 0 if left out.",
+            ),
+            key(
+                "export",
+                Text,
+                "The collector that gets all flows by IPFIX: \"ipfix://192.0.2.7:4739\", or \"ipfix+tcp://...\"; none if left out.",
+            ),
+            key(
+                "flows",
+                within(FlowExport::FLOWS),
+                "The number of flows that each worker has at once for `export`; 16384 if left out.",
+            ),
+            key(
+                "active_seconds",
+                within(FlowExport::FLOW_SECONDS),
+                "After how many seconds a flow that goes on is exported; 60 if left out.",
+            ),
+            key(
+                "idle_seconds",
+                within(FlowExport::FLOW_SECONDS),
+                "After how many seconds without packets a flow is exported; 15 if left out.",
+            ),
+            key(
+                "template_seconds",
+                within(FlowExport::TEMPLATE_SECONDS),
+                "The seconds between two transmissions of the templates over UDP; 60 if left out.",
+            ),
+            key(
+                "observation_domain",
+                Integer(0, MAX),
+                "The number by which the collector tells exporters of one address apart; 1 if left out.",
+            ),
+        ],
     ),
     (
         "kernel",

@@ -422,6 +422,17 @@ impl Program {
         self.sinks.iter().position(|sink| matches!(sink.kind, SinkKind::Kernel(_))).map(SinkId::of)
     }
 
+    /// The sinks that also get the packets that workers drop: those that export flows.
+    pub fn sinks_of_dropped(&self) -> impl Iterator<Item = SinkId> {
+        let exports =
+            |sink: &SinkSpec| matches!(&sink.kind, SinkKind::Count(count) if count.export.is_some());
+        self.sinks
+            .iter()
+            .enumerate()
+            .filter(move |(_, sink)| exports(sink))
+            .map(|(index, _)| SinkId::of(index))
+    }
+
     /// The pseudo rule `default`.
     #[must_use]
     pub fn default_rule(&self) -> RuleId {

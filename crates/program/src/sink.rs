@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use packet::MacAddr;
 use serde::{Serialize, Serializer};
 
+use crate::flow_export::FlowExport;
+
 /// The most sinks of one policy. A worker has a place for those of the old and of the new program.
 pub const MAX_SINKS: usize = 32;
 
@@ -61,6 +63,9 @@ impl SinkKind {
 pub struct CountSink {
     /// The number of flows that each worker counts one by one, at most [`MAX_TOP_FLOWS`]; 0: none.
     pub top_flows: u32,
+    /// The export of all flows; `None`: they are not exported.
+    #[serde(flatten)]
+    pub export: Option<FlowExport>,
 }
 
 /// Options of the kind `kernel`.

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use program::{Description, RuleDeciders};
 use serde::{Deserialize, Serialize};
 use softnic::ClaimReport;
+use worker::sinks::SinkStatus;
 
 use crate::effects::Effect;
 use crate::outcome::{PacketOutcome, RuleOutcomes, Totals, WorkerOutcomes};
@@ -262,9 +263,11 @@ pub(crate) struct SinkState {
     /// The reason why it has been losing all its packets; `None`: it passes packets on, or has had none.
     pub(crate) losing: Option<&'static str>,
     /// The state of the sink: files, clients, errors.
-    pub(crate) status: BTreeMap<String, String>,
+    pub(crate) status: SinkStatus,
     /// How many of its files were deleted to stay within `disk_mb`; `None`: it writes none.
     pub(crate) deleted_files: Option<u64>,
+    /// The export of its flows; `None`: they are not exported.
+    pub(crate) export: Option<ExportState>,
     /// The packets by size in bytes, with the frame check sequence; `None`: not counted.
     pub(crate) packet_sizes: Option<Buckets>,
     /// The flows with most packets since it was opened, at most [`TOP_FLOWS_MAX`], those with most first;
@@ -286,6 +289,21 @@ impl SinkState {
         }
         sums
     }
+}
+
+/// The export of the flows of a sink to a collector.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct ExportState {
+    /// Whether messages can be sent to the collector now.
+    pub(crate) connected: bool,
+    /// The messages that were sent, and the flows in them.
+    pub(crate) messages: u64,
+    pub(crate) flows: u64,
+    /// The flows that were not sent, and their packets.
+    pub(crate) lost_flows: u64,
+    pub(crate) lost_packets: u64,
+    /// Connections and messages that failed.
+    pub(crate) errors: u64,
 }
 
 /// The most flows of a sink that the state lists.

@@ -55,8 +55,8 @@ const ATTACH_INTERVAL: Duration = Duration::from_millis(250);
 impl AfPacketConfig {
     /// The interface, if it is one that could be opened now; asks the kernel, and opens no packet socket.
     pub(super) fn live_interface(&self) -> Option<LiveInterface> {
-        let Interface { mac, mtu_bytes, .. } = Interface::find(&self.interface).ok()?;
-        Some(LiveInterface { mac, mtu_bytes })
+        let Interface { mac, mtu_bytes, index, .. } = Interface::find(&self.interface).ok()?;
+        Some(LiveInterface { mac, mtu_bytes, index: index.cast_unsigned() })
     }
 }
 

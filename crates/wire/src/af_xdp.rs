@@ -69,8 +69,8 @@ const MAX_RING_FRAMES: u32 = 1 << 14;
 impl AfXdpConfig {
     /// The interface, if it is one that could be opened now; asks the kernel, and opens nothing.
     pub(super) fn live_interface(&self) -> Option<LiveInterface> {
-        let Interface { mac, mtu_bytes, .. } = Interface::find(&self.interface).ok()?;
-        Some(LiveInterface { mac, mtu_bytes })
+        let Interface { mac, mtu_bytes, index, .. } = Interface::find(&self.interface).ok()?;
+        Some(LiveInterface { mac, mtu_bytes, index: index.cast_unsigned() })
     }
 }
 

@@ -135,6 +135,8 @@ pub struct LiveInterface {
     pub mac: MacAddr,
     /// The MTU of the interface in bytes.
     pub mtu_bytes: u32,
+    /// The index of the interface (`ifindex`).
+    pub index: u32,
 }
 
 /// A live interface.

@@ -282,15 +282,16 @@ impl SinkSide {
     /// Packets were not passed on.
     #[inline]
     pub fn dropped(&self, reason: SinkDrop, packets: u64) {
+        tracepoints::sink_drop(reason.name(), packets);
         self.dropped[reason as usize].add(packets);
     }
 
     /// Packets were not passed on; how many, by the index of the reason.
     #[inline]
     pub(crate) fn all_dropped(&self, packets: &[u64; SinkDrop::ALL.len()]) {
-        for (counter, packets) in self.dropped.iter().zip(packets) {
+        for (reason, packets) in SinkDrop::ALL.into_iter().zip(packets) {
             if *packets > 0 {
-                counter.add(*packets);
+                self.dropped(reason, *packets);
             }
         }
     }
@@ -404,7 +405,7 @@ pub struct SinkMap {
     /// The places of the program's sinks.
     slots: Box<[Slot]>,
     /// The bits of sinks: by rule those that get the packets delivered for it; behind them the sink that gets
-    /// the packets of the kernel, and none.
+    /// the packets of the kernel, those that get the packets that workers drop, and none.
     bits: Box<[AtomicU64]>,
     /// The number of rules.
     rules: usize,
@@ -422,7 +423,8 @@ impl SinkMap {
         let runtime = program.runtime.iter().flat_map(|runtime| &runtime.actions);
         let runtime = runtime
             .map(|action| action.iter().flat_map(|action| &action.sinks).fold(0, |bits, id| bits | bit(id)));
-        let bits = rules.chain([kernel, 0]).chain(runtime).map(AtomicU64::new).collect();
+        let dropped = program.sinks_of_dropped().fold(0, |bits, id| bits | bit(&id));
+        let bits = rules.chain([kernel, dropped, 0]).chain(runtime).map(AtomicU64::new).collect();
         Self { generation, slots: slots.into(), bits, rules: program.rules.len(), kernel }
     }
 
@@ -484,16 +486,18 @@ impl SinkMap {
         match outcome.verdict {
             Verdict::Deliver(_) if outcome.rule.index() < self.rules => outcome.rule.index(),
             Verdict::Kernel => self.rules,
-            _ => self.rules + 1,
+            Verdict::Drop => self.rules + 1,
+            Verdict::Deliver(_) | Verdict::Filtered => self.rules + 2,
         }
     }
 
     /// The same for packets that a rule at run time with this action decides.
     pub(crate) fn place_of_action(&self, number: usize, verdict: Verdict) -> usize {
         match verdict {
-            Verdict::Deliver(_) => self.rules + 2 + number,
+            Verdict::Deliver(_) => self.rules + 3 + number,
             Verdict::Kernel => self.rules,
-            Verdict::Drop | Verdict::Filtered => self.rules + 1,
+            Verdict::Drop => self.rules + 1,
+            Verdict::Filtered => self.rules + 2,
         }
     }
 

@@ -14,6 +14,7 @@ pub mod handoff;
 mod kernel;
 mod outgoing;
 mod port;
+mod status;
 pub mod trace;
 
 use std::path::Path;
@@ -23,8 +24,9 @@ use packet::MacAddr;
 use program::{Program, SinkKind};
 use verbs::{Context, Domain, RegisteredFrames};
 
-pub use self::count::{FlowId, PacketSizes, TopFlow};
+pub use self::count::{ExportStatistics, FlowId, PacketSizes, TopFlow};
 pub use self::kernel::TapError;
+pub use self::status::{SinkStatus, StatusValue};
 use crate::sink::{FrameBudget, Sink, SinkCounters, SinkMap};
 
 /// The device and the workers that sinks are opened for.
@@ -72,6 +74,8 @@ pub struct Station {
     pub mac: Option<MacAddr>,
     /// The MTU of the port in bytes, if it is known.
     pub mtu_bytes: Option<u32>,
+    /// The index of the network interface of the port, if it has one.
+    pub interface_index: Option<u32>,
 }
 
 /// The ports that the daemon uses, at some moment.
@@ -108,13 +112,18 @@ pub trait Hub: Send + Sync {
     /// Called about once a second, with the ports as they are.
     fn tick(&self, _ports: &Ports<'_>) {}
 
-    /// The state of the sink for operators, as names and values: files, clients, errors.
-    fn status(&self) -> Vec<(String, String)> {
-        Vec::new()
+    /// The state of the sink for operators: files, clients, errors.
+    fn status(&self) -> SinkStatus {
+        SinkStatus::default()
     }
 
     /// How many of its files were deleted to make room for others, if it writes files.
     fn deleted_files(&self) -> Option<u64> {
+        None
+    }
+
+    /// The export of its flows so far, if it exports them.
+    fn export(&self) -> Option<ExportStatistics> {
         None
     }
 
@@ -165,6 +174,15 @@ pub enum SinkError {
         sink: String,
         /// The operation that failed.
         operation: &'static str,
+        /// The reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Flows of a sink of kind `count` cannot be exported, for lack of a resource of the system.
+    #[error("sink `{sink}`: the thread that exports flows cannot be started")]
+    Export {
+        /// The name of the sink.
+        sink: String,
         /// The reason.
         #[source]
         source: std::io::Error,
@@ -298,7 +316,10 @@ pub struct OtherPorts {
 pub fn check(sink: &program::SinkSpec, place: &CheckedPlace<'_>) -> Result<(), SinkError> {
     let name = &sink.name;
     match &sink.kind {
-        SinkKind::Count(_) => Ok(()),
+        SinkKind::Count(options) => {
+            count::check(name, options);
+            Ok(())
+        }
         SinkKind::App(options) => app::check(name, options, place),
         SinkKind::Capture(options) => capture::check(name, options, place.state),
         SinkKind::Forward(options) => forward::check_port(name, options, place),
@@ -314,7 +335,7 @@ pub fn check(sink: &program::SinkSpec, place: &CheckedPlace<'_>) -> Result<(), S
 /// What it needs cannot be had; the message names the sink and the remedy. Nothing stays open.
 pub fn open(sink: &program::SinkSpec, environment: &Environment<'_>) -> Result<Opened, SinkError> {
     match &sink.kind {
-        SinkKind::Count(options) => Ok(count::open(options, environment.workers())),
+        SinkKind::Count(options) => count::open(&sink.name, options, environment),
         SinkKind::App(options) => app::open(&sink.name, options, environment),
         SinkKind::Capture(options) => capture::open(
             &sink.name,

@@ -172,6 +172,7 @@ impl Default for Block {
 
 impl Block {
     pub(crate) fn dropped(&self, reason: DropReason) {
+        tracepoints::worker_drop(reason.name(), 1);
         self.reasons[reason as usize].add(1);
     }
 

@@ -7,9 +7,9 @@ use std::path::PathBuf;
 
 use packet::MacAddr;
 use program::{
-    APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, AppMode, AppSink, CaptureSink, CountSink,
-    ForwardMode, ForwardSink, KernelSink, MAX_SINKS, MAX_TOP_FLOWS, SinkId, SinkKind, SinkSpec, TapMac,
-    VlanChange,
+    APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, AppMode, AppSink, CaptureSink, Collector,
+    CountSink, FlowExport, ForwardMode, ForwardSink, KernelSink, MAX_SINKS, MAX_TOP_FLOWS, SinkId, SinkKind,
+    SinkSpec, TapMac, VlanChange,
 };
 use toml::Spanned;
 
@@ -167,7 +167,52 @@ fn count(reader: &mut Reader, table: &Table<'_>) -> Option<SinkKind> {
         Some(value) => reader.integer(value, "`top_flows`", 0, MAX_TOP_FLOWS)?,
         None => 0,
     };
-    Some(SinkKind::Count(CountSink { top_flows }))
+    let export = match table.get("export") {
+        Some(value) => Some(export(reader, table, value)?),
+        None => {
+            let only_with = EXPORT_OPTIONS.iter().find_map(|key| Some((*key, table.get(*key)?)));
+            if let Some((key, value)) = only_with {
+                let hint = format!("add export = \"ipfix://HOST:PORT\", or remove `{key}`");
+                reader.error_with(value.span(), format!("`{key}` without `export`"), "exports nothing", hint);
+                return None;
+            }
+            None
+        }
+    };
+    Some(SinkKind::Count(CountSink { top_flows, export }))
+}
+
+/// The options that go with `export` only.
+const EXPORT_OPTIONS: [&str; 5] =
+    ["flows", "active_seconds", "idle_seconds", "template_seconds", "observation_domain"];
+
+fn export(reader: &mut Reader, table: &Table<'_>, value: &Value<'_>) -> Option<FlowExport> {
+    let collector = match reader.string(value, "`export`")?.parse::<Collector>() {
+        Ok(collector) => collector,
+        Err(error) => {
+            let message = format!("`export` is not a collector: {error}");
+            let hint = "write \"ipfix://192.0.2.7:4739\", or \"ipfix+tcp://192.0.2.7:4739\" for TCP";
+            reader.error_with(value.span(), message, "not a collector", hint);
+            return None;
+        }
+    };
+    let FlowExport { flows, active_seconds, idle_seconds, template_seconds, observation_domain, .. } =
+        FlowExport::new(Collector::default());
+    let seconds = FlowExport::FLOW_SECONDS;
+    Some(FlowExport {
+        collector,
+        flows: number(reader, table, "flows", FlowExport::FLOWS, flows)?,
+        active_seconds: number(reader, table, "active_seconds", seconds.clone(), active_seconds)?,
+        idle_seconds: number(reader, table, "idle_seconds", seconds, idle_seconds)?,
+        template_seconds: number(
+            reader,
+            table,
+            "template_seconds",
+            FlowExport::TEMPLATE_SECONDS,
+            template_seconds,
+        )?,
+        observation_domain: number(reader, table, "observation_domain", 0..=u32::MAX, observation_domain)?,
+    })
 }
 
 fn kernel(reader: &mut Reader, table: &Table<'_>) -> Option<SinkKind> {

@@ -108,6 +108,9 @@ fn some(kind: &str, key: &str) -> String {
     let value = match key {
         "port" | "top_flows" | "clients" | "rings" | "client_mib" => "1",
         "ring_size" => "1024",
+        "export" => "\"ipfix://192.0.2.7:4739\"",
+        "flows" => "64",
+        "active_seconds" | "idle_seconds" | "template_seconds" | "observation_domain" => "1",
         "uids" | "gids" => "[1000]",
         "mode" if kind == "forward" => "\"forward\"",
         "mode" => "\"share\"",

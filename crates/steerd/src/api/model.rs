@@ -7,6 +7,7 @@ use control::{FlowChanges, PlanSummary};
 use device_model::DeviceModel;
 use program::{Description, Program};
 use serde::{Deserialize, Serialize};
+use worker::sinks::SinkStatus;
 
 use crate::state::{DeviceState, PolicyState};
 
@@ -84,8 +85,8 @@ pub(crate) struct Sink {
     pub(crate) kind: String,
     /// The rule that it was attached to while the daemon runs; `null`: the policy names it.
     pub(crate) attached_to: Option<String>,
-    /// The state that the sink reports about itself, for people.
-    pub(crate) status: Vec<(String, String)>,
+    /// The state that the sink reports about itself; its keys depend on the kind.
+    pub(crate) status: SinkStatus,
 }
 
 /// GET /v1/policy.

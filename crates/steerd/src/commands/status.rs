@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use worker::sinks::{SinkStatus, StatusValue};
+
 use crate::api::model::Status;
 use crate::cli::StatusArgs;
 use crate::commands::{Error, client};
@@ -66,11 +68,51 @@ fn text(status: &Status, colors: Colors) -> String {
     };
     lines.push(format!("health   {health}"));
     for sink in &status.sinks {
-        let details: Vec<String> =
-            sink.status.iter().map(|(key, value)| format!("{key} {}", output::plain(value))).collect();
-        lines.push(
-            format!("sink     {} ({}) {}", sink.name, sink.kind, details.join(", ")).trim_end().to_owned(),
-        );
+        let values = values(&sink.status);
+        lines.push(format!("sink     {} ({}) {values}", sink.name, sink.kind).trim_end().to_owned());
+        let lists = sink.status.iter().filter_map(|(name, value)| match value {
+            StatusValue::List(list) => Some((name, list)),
+            StatusValue::Number(_) | StatusValue::Text(_) => None,
+        });
+        for (name, list) in lists {
+            let line =
+                |entry: &SinkStatus| format!("         {}: {}", name.replace('_', " "), self::values(entry));
+            lines.extend(list.iter().map(line));
+        }
     }
     lines.join("\n") + "\n"
+}
+
+/// The numbers and texts of a status in one line. Clients choose their names, so they are printed as plain
+/// text.
+fn values(status: &SinkStatus) -> String {
+    let value = |(name, value): (&str, &StatusValue)| match value {
+        StatusValue::Number(value) => Some(format!("{name} {}", number(*value))),
+        StatusValue::Text(text) => Some(format!("{name} {}", output::plain(text))),
+        StatusValue::List(_) => None,
+    };
+    status.iter().filter_map(value).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::model::Sink;
+
+    #[test]
+    fn each_client_has_a_line() {
+        let client = |id: u64, name: &str| SinkStatus::default().with("id", id).with("name", name);
+        let clients = vec![client(1, "suricata"), client(4, "bad\u{1b}[31mname")];
+        let status = SinkStatus::default()
+            .with("clients", 2_u64)
+            .with("connected_clients", clients)
+            .with("error", "none");
+        let sink = Sink { name: "ids".into(), kind: "app".into(), attached_to: None, status };
+        let text = text(&Status { sinks: vec![sink], ..Status::default() }, Colors::stdout());
+        let lines: Vec<&str> = text.lines().rev().take(3).collect();
+        assert_eq!(lines[2], "sink     ids (app) clients 2, error none");
+        assert_eq!(lines[1], "         connected clients: id 1, name suricata");
+        assert!(lines[0].starts_with("         connected clients: id 4, name bad"), "{text}");
+        assert!(!lines[0].contains('\u{1b}'), "a client colours no terminal: {text:?}");
+    }
 }

@@ -202,7 +202,7 @@ impl OpenDevice {
                 (None, Some(preloaded)) => as_now((preloaded.mac(), preloaded.mtu_bytes())),
                 (None, None) => return real_station(self.device.name(), *port),
             };
-            Station { port: *port, mac, mtu_bytes }
+            Station { port: *port, mac, mtu_bytes, interface_index: live.map(|live| live.index) }
         };
         self.ports.iter().map(station).collect()
     }
@@ -569,7 +569,7 @@ pub(super) fn known_stations(settings: &Settings) -> Vec<Station> {
         }
         let soft = settings.softnic.ports.get(usize::from(*port).wrapping_sub(1));
         let (mac, mtu_bytes) = (soft.map(|soft| soft.wire.station()), soft.map(SoftNicPort::mtu_bytes));
-        Station { port: *port, mac, mtu_bytes }
+        Station { port: *port, mac, mtu_bytes, interface_index: None }
     };
     settings.device.ports.iter().map(station).collect()
 }
@@ -592,9 +592,12 @@ pub(super) fn known_name(settings: &Settings) -> String {
 }
 
 fn real_station(device: &str, port: u8) -> Station {
-    let netdev = Netdev::of_port(Path::new(SYSFS_CLASSES), device, port);
-    let (mac, mtu_bytes) = netdev.map_or((None, None), |netdev| (netdev.mac, netdev.mtu_bytes));
-    Station { port, mac, mtu_bytes }
+    match Netdev::of_port(Path::new(SYSFS_CLASSES), device, port) {
+        Some(Netdev { mac, mtu_bytes, index: interface_index, .. }) => {
+            Station { port, mac, mtu_bytes, interface_index }
+        }
+        None => Station { port, mac: None, mtu_bytes: None, interface_index: None },
+    }
 }
 
 /// A device of the kernel that the settings choose.

@@ -223,9 +223,11 @@ impl Change {
     pub(crate) fn log(&self) {
         match self {
             Self::Stalled(part, idle) => {
+                tracepoints::stall_begin(&part.to_string(), *idle);
                 tracing::error!("{part} has made no progress for {:.1} s: it is stalled", idle.as_secs_f64());
             }
             Self::Recovered(part, idle) => {
+                tracepoints::stall_end(&part.to_string(), *idle);
                 tracing::warn!("{part} makes progress again, after {:.1} s", idle.as_secs_f64());
             }
             Self::Down(port) => tracing::warn!("{port} is down: nothing is received there"),

@@ -246,7 +246,10 @@ impl Reloader {
         let waiting = if is_dry_run { std::mem::take(&mut self.waiting) } else { Vec::new() };
         let work = Work { parts: self.parts.clone(), origin, by, is_on_trial };
         let thread = std::thread::Builder::new().name("reload".into()).spawn(move || {
+            let begun = Instant::now();
+            tracepoints::reload_begin(work.parts.observer.board.read().policy.generation);
             let done = work.run();
+            tracepoints::reload_end(done.verdict.generation, done.verdict.accepted, begun.elapsed());
             answer(waiting, &done.verdict);
             let _ = sender.send(done);
         });

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use policy::Policy;
 use policy::policy::{Action, SinkDefinition};
 use program::{
-    AppSink, CaptureSink, CountSink, DEFAULT_RULE, ForwardSink, KernelSink, Policing, RateLimit, SinkId,
-    SinkKind,
+    AppSink, CaptureSink, Collector, CountSink, DEFAULT_RULE, FlowExport, ForwardSink, KernelSink, Policing,
+    RateLimit, SinkId, SinkKind,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -92,7 +92,11 @@ fn options(policy: &Policy, other: &Policy) -> BTreeMap<(String, String), String
 /// A sink of this kind with its required options alone.
 fn defaults_of(kind: &SinkKind) -> SinkKind {
     match kind {
-        SinkKind::Count(_) => SinkKind::Count(CountSink::default()),
+        SinkKind::Count(CountSink { export, .. }) => {
+            // Another collector, so that the one of the sink is shown.
+            let export = export.as_ref().map(|_| FlowExport::new(Collector::default()));
+            SinkKind::Count(CountSink { export, ..CountSink::default() })
+        }
         SinkKind::Kernel(_) => SinkKind::Kernel(KernelSink::new("")),
         SinkKind::Capture(_) => {
             SinkKind::Capture(CaptureSink { path: PathBuf::new(), ..CaptureSink::default() })

@@ -107,6 +107,7 @@ mod tests {
                 "parking",
                 "ring_cursor",
                 "test_support",
+                "tracepoints",
                 "shm",
                 "tap",
                 "regular_file",

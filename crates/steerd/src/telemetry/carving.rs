@@ -11,6 +11,7 @@ use prometheus::{TextEncoder, proto::LabelPair};
 use serde::Serialize;
 
 use crate::telemetry::http::Probes;
+use crate::telemetry::metrics::open_metrics;
 use crate::telemetry::pages::Page;
 use crate::terminal::output::Versioned;
 
@@ -152,7 +153,11 @@ impl CarvingStatus {
     /// There is no such page, or it cannot be written.
     pub(crate) fn page(&self, page: Page) -> Result<Bytes, String> {
         match page {
-            Page::Metrics => self.metrics().map(Bytes::from).map_err(|error| error.to_string()),
+            Page::Metrics => TextEncoder::new()
+                .encode_to_string(&self.metrics())
+                .map(Bytes::from)
+                .map_err(|error| error.to_string()),
+            Page::OpenMetrics => Ok(open_metrics::encode(&self.metrics()).into()),
             Page::State => {
                 let (figures, fault) = (self.figures(), self.fault());
                 let state = CarvingState { interface: &self.interface, driver: &self.driver, figures, fault };
@@ -166,9 +171,9 @@ impl CarvingStatus {
         }
     }
 
-    fn metrics(&self) -> Result<String, prometheus::Error> {
+    fn metrics(&self) -> Vec<MetricFamily> {
         let figures = self.figures();
-        let families = METRICS.map(|(name, kind, help, value)| {
+        let family = |(name, kind, help, value): Row| {
             let mut label = LabelPair::default();
             label.set_name("interface".to_owned());
             label.set_value(self.interface.clone());
@@ -191,8 +196,8 @@ impl CarvingStatus {
             family.set_field_type(kind);
             family.set_metric(vec![metric]);
             family
-        });
-        TextEncoder::new().encode_to_string(&families)
+        };
+        METRICS.map(family).into()
     }
 }
 
@@ -218,10 +223,13 @@ mod tests {
     fn pages_show_the_filters() {
         let status = CarvingStatus::new("eth0", "mlx5_core");
         status.update(|figures| figures.filters = 3);
-        let metrics = status.metrics().expect("text");
+        let page = |page| String::from_utf8(status.page(page).expect("a page").to_vec()).expect("text");
+        let (metrics, open) = (page(Page::Metrics), page(Page::OpenMetrics));
         assert!(metrics.contains("steerd_filters{interface=\"eth0\"} 3"), "{metrics}");
+        assert!(open.contains("\nsteerd_lost_filters_total{interface=\"eth0\"} 0\n"), "{open}");
+        assert!(open.contains("# TYPE steerd_lost_filters counter") && open.ends_with("\n# EOF\n"), "{open}");
         assert!(metrics.contains("# TYPE steerd_lost_filters_total counter"), "{metrics}");
-        let state = String::from_utf8(status.page(Page::State).expect("JSON").to_vec()).expect("text");
+        let state = page(Page::State);
         assert!(state.contains("\"filters\":3") && state.contains("\"driver\":\"mlx5_core\""), "{state}");
     }
 

@@ -7,6 +7,7 @@
 
 mod access;
 mod events;
+mod negotiation;
 mod page;
 mod query;
 #[cfg(test)]
@@ -20,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::body::Incoming;
-use hyper::header::{ALLOW, CONTENT_TYPE, WWW_AUTHENTICATE};
+use hyper::header::{ALLOW, CONTENT_TYPE, VARY, WWW_AUTHENTICATE};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, StatusCode};
 use policy::policy::Direction;
@@ -202,7 +203,10 @@ impl Router for Answers {
             "/healthz" => verdict(self.health.alive().map(|()| "ok".to_owned())),
             // Whether packets are steered.
             "/readyz" => verdict(self.health.ready().map(|()| ready(self.health.degraded()))),
-            "/metrics" => self.page(&request, Page::Metrics).await,
+            "/metrics" => {
+                let format = negotiation::metrics_page(&request.headers);
+                with(self.page(&request, format).await, VARY, "Accept")
+            }
             "/api/v1/state" => self.page(&request, Page::State).await,
             path if path.starts_with("/api/v1/") => page::private(self.for_browsers(&request).await),
             _ => text(StatusCode::NOT_FOUND, "no such page\n"),

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use worker::sinks::SinkStatus;
 
 use crate::state::{
     Accounting, DeviceState, OtherDeviceState, PolicyState, PortState, Reasons, RuleState, SinkState,
@@ -63,7 +64,7 @@ struct LiveSink<'s> {
     delivered_bytes: u64,
     dropped_packets: Reasons,
     sent_packets: Option<u64>,
-    status: &'s BTreeMap<String, String>,
+    status: &'s SinkStatus,
 }
 
 /// The event of a state.

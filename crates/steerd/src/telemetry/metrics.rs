@@ -1,11 +1,12 @@
-//! The metrics in Prometheus' text format, made from a `State`.
+//! The metrics in Prometheus' text format and in that of OpenMetrics, made from a `State`.
 //!
 //! [`metrics`] declares each metric once: name, help text, type, labels, and the function that reads its
-//! series. `http` calls `render` when its page is outdated; the packet path never touches a metric. Base
-//! units, `_total` on counters and HELP on every family, as promtool requires.
+//! series. `http` calls `render` or `render_open` when its page is outdated; the packet path never touches a
+//! metric. Base units, `_total` on counters and HELP on every family, as promtool requires.
 
 #[cfg(test)]
 mod dashboard;
+pub(super) mod open_metrics;
 #[cfg(test)]
 mod tests;
 
@@ -20,16 +21,23 @@ use crate::effects::Effect;
 use crate::outcome::{Count, PacketOutcome};
 use crate::port_counters::{self, PortCounters, PortMetric};
 use crate::state::{
-    Accounting, Buckets, DeviceCondition, DeviceState, OtherDeviceState, PortClaims, PortFilters, PortState,
-    Reasons, RuleState, SinkState, SinkTrafficState, State, WorkerState,
+    Accounting, Buckets, DeviceCondition, DeviceState, ExportState, OtherDeviceState, PortClaims,
+    PortFilters, PortState, Reasons, RuleState, SinkState, SinkTrafficState, State, WorkerState,
 };
 
-/// All metrics of a state.
+/// All metrics of a state in Prometheus' text format.
 pub(crate) fn render(state: &State) -> Result<String, prometheus::Error> {
+    TextEncoder::new().encode_to_string(&families(state))
+}
+
+/// All metrics of a state in the text format of OpenMetrics.
+pub(crate) fn render_open(state: &State) -> String {
+    open_metrics::encode(&families(state))
+}
+
+fn families(state: &State) -> Vec<MetricFamily> {
     let sources = Sources { state, rules: exported(&state.rules), process: ProcessUsage::read() };
-    let families: Vec<MetricFamily> =
-        metrics().filter_map(|metric| metric.family(metric.series(&sources))).collect();
-    TextEncoder::new().encode_to_string(&families)
+    metrics().filter_map(|metric| metric.family(metric.series(&sources))).collect()
 }
 
 /// The sources of the metrics.
@@ -177,6 +185,10 @@ static BEFORE_PORT_COUNTERS: &[Metric] = &[
         "1 for each part of the system that decides packets of a rule on a network interface: nic, xdp_program, \
          engine, worker. The label host is whether the host receives the packets.",
         deciders),
+    gauge("steerd_rule_placement", &["rule", "placement"],
+        "1 for each rule in force that decides received packets, by where: hardware (the device alone) or hybrid (a worker \
+         completes the decision).",
+        placements),
 ];
 
 /// The metrics of claims and NIC filters, listed between the two groups of port counters.
@@ -256,6 +268,20 @@ static AFTER_PORT_COUNTERS: &[Metric] = &[
     counter("steerd_sink_deleted_files_total", &["sink", "kind"],
         "Files of a sink of kind capture that were deleted to make room for others.",
         |s| policy_sinks(s, |sink| sink.deleted_files.map(count).map(Value::Number))),
+    gauge("steerd_sink_export_connected", &["sink", "kind"],
+        "1 while flows of a sink of kind count can be sent to its collector, else 0.",
+        |s| exports(s, |export| flag(export.connected))),
+    counter("steerd_sink_export_flows_total", &["sink", "kind"], "Flows that were sent to the collector.",
+        |s| exports(s, |export| count(export.flows))),
+    counter("steerd_sink_export_lost_flows_total", &["sink", "kind"],
+        "Flows that were not sent: they came faster than they are sent, or the collector could not be reached.",
+        |s| exports(s, |export| count(export.lost_flows))),
+    counter("steerd_sink_export_lost_packets_total", &["sink", "kind"], "Packets of the flows that were not sent.",
+        |s| exports(s, |export| count(export.lost_packets))),
+    counter("steerd_sink_export_messages_total", &["sink", "kind"], "Messages that were sent to the collector.",
+        |s| exports(s, |export| count(export.messages))),
+    counter("steerd_sink_export_errors_total", &["sink", "kind"], "Connections to the collector and messages that failed.",
+        |s| exports(s, |export| count(export.errors))),
     histogram("steerd_sink_packet_size_bytes", &["sink", "kind"],
         "Packets by size with the frame check sequence, in the classes of RFC 2819, of sinks of kind count.",
         |s| policy_sinks(s, |sink| Some(Value::Buckets(sink.packet_sizes.as_ref()?, 1.0)))),
@@ -394,6 +420,16 @@ fn policy_sinks<'s>(s: &'s Sources<'s>, value: fn(&'s SinkState) -> Option<Value
     s.state.sinks.iter().filter(|sink| sink.attached_to.is_none()).filter_map(series).collect()
 }
 
+/// A series for each sink that exports flows.
+fn exports<'s>(s: &'s Sources<'s>, value: fn(&ExportState) -> f64) -> Vec<Series<'s>> {
+    let sinks = s.state.sinks.iter().filter(|sink| sink.attached_to.is_none());
+    let series = |sink: &'s SinkState| {
+        let export = sink.export.as_ref()?;
+        Some((vec![Cow::from(&sink.name), sink.kind.into()], Value::Number(value(export))))
+    };
+    sinks.filter_map(series).collect()
+}
+
 /// A series for each worker whose value is known.
 fn workers<'s>(s: &'s Sources<'s>, value: fn(&'s WorkerState) -> Option<Value<'s>>) -> Vec<Series<'s>> {
     let series = |worker: &'s WorkerState| Some((vec![worker.worker.to_string().into()], value(worker)?));
@@ -437,6 +473,18 @@ fn deciders<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
         rule.deciders.iter().flat_map(of_rule)
     };
     s.rules.iter().flat_map(of).collect()
+}
+
+/// A series for each rule in force whose packets are not copies, and not sent by the host.
+fn placements<'s>(s: &'s Sources<'s>) -> Vec<Series<'s>> {
+    let decides = |rule: &&'s Cow<'s, RuleState>| {
+        let decides = matches!(rule.effect, Effect::Deliver | Effect::Drop | Effect::Kernel);
+        rule.current && decides && !rule.placement.is_empty()
+    };
+    let series = |rule: &'s Cow<'s, RuleState>| {
+        (vec![rule.name.as_str().into(), rule.placement.into()], Value::Number(1.0))
+    };
+    s.rules.iter().filter(decides).map(series).collect()
 }
 
 /// The rules with `count = false` are summed under this name, so that sums over all rules stay complete. No

@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use crate::server;
 use crate::state::State;
 use crate::telemetry::live;
-use crate::telemetry::metrics;
+use crate::telemetry::metrics::{self, open_metrics};
 use crate::telemetry::top::Sampler;
 use crate::terminal::output::Versioned;
 
@@ -69,7 +69,10 @@ pub(crate) trait Source: Send + Sync {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Page {
+    /// The metrics in Prometheus' text format.
     Metrics,
+    /// The metrics in the text format of OpenMetrics.
+    OpenMetrics,
     State,
     Top,
     /// The state as an event of a stream.
@@ -109,12 +112,20 @@ impl Part {
 }
 
 impl Page {
-    const ALL: [Self; 7] =
-        [Self::Metrics, Self::State, Self::Top, Self::Live, Self::Policy, Self::PolicyTexts, Self::History];
+    const ALL: [Self; 8] = [
+        Self::Metrics,
+        Self::OpenMetrics,
+        Self::State,
+        Self::Top,
+        Self::Live,
+        Self::Policy,
+        Self::PolicyTexts,
+        Self::History,
+    ];
 
     const fn part(self) -> Part {
         match self {
-            Self::Metrics | Self::State | Self::Top | Self::Live => Part::State,
+            Self::Metrics | Self::OpenMetrics | Self::State | Self::Top | Self::Live => Part::State,
             Self::Policy | Self::PolicyTexts | Self::History => Part::Policy,
         }
     }
@@ -122,6 +133,7 @@ impl Page {
     pub(crate) fn content_type(self) -> &'static str {
         match self {
             Self::Metrics => prometheus::TEXT_FORMAT,
+            Self::OpenMetrics => open_metrics::CONTENT_TYPE,
             Self::State | Self::Top | Self::Policy | Self::PolicyTexts | Self::History => "application/json",
             Self::Live => "text/event-stream",
         }
@@ -316,6 +328,7 @@ impl Slots {
         let state = || self.fresh_state(source);
         match page {
             Page::Metrics => metrics::render(&state()).map(Bytes::from).map_err(|error| error.to_string()),
+            Page::OpenMetrics => Ok(metrics::render_open(&state()).into()),
             Page::State => json(&state()),
             Page::Top => json(&sampler.top(&state())),
             Page::Live => live::event(&state()).map(Bytes::from).map_err(|error| error.to_string()),

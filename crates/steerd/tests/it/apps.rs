@@ -12,6 +12,7 @@ use crate::support::{Daemon, PATIENCE, config, not_run};
 use packet::build::FrameBuilder;
 use packet::{FlowKey, MacAddr};
 use rustix::process::Signal;
+use serde_json::Value;
 use steerd_client::{Options, PacketBatch, SinkClient};
 
 /// The example policy with its sockets in a folder of the test.
@@ -53,12 +54,16 @@ fn receive(client: &mut SinkClient, count: u64) -> HashSet<String> {
     flows
 }
 
-/// A value of the status of a sink.
-fn status(daemon: &Daemon, sink: &str, name: &str) -> String {
+/// The status of a sink.
+fn status(daemon: &Daemon, sink: &str) -> Value {
     let state = daemon.state();
     let sinks = state["sinks"].as_array().expect("sinks");
-    let sink = sinks.iter().find(|entry| entry["name"] == sink).expect("the sink");
-    sink["status"][name].as_str().unwrap_or_default().to_owned()
+    sinks.iter().find(|entry| entry["name"] == sink).expect("the sink")["status"].clone()
+}
+
+/// A number of the status of a sink.
+fn number(daemon: &Daemon, sink: &str, name: &str) -> u64 {
+    status(daemon, sink)[name].as_u64().expect("a number")
 }
 
 #[test]
@@ -73,11 +78,10 @@ fn the_example_serves_its_clients() {
     let (flows, others) = (receive(&mut first, 500), receive(&mut second, 500));
     assert!(flows.is_disjoint(&others), "whole flows: {flows:?} {others:?}");
     assert!(receive(&mut all, 500).iter().any(|flow| flow.contains(" 80") || flow.contains(" 443")));
-    assert!(
-        status(&daemon, "resolver", "client 1").contains("steerd-client"),
-        "{:#}",
-        daemon.state()["sinks"]
-    );
+    let resolver_status = status(&daemon, "resolver");
+    let client = &resolver_status["connected_clients"][0];
+    assert_eq!((&client["id"], &client["process"]), (&1.into(), &std::process::id().into()), "{client:#}");
+    assert!(client["name"].as_str().is_some_and(|name| name.contains("steerd-client")), "{client:#}");
     assert!(daemon.metric("steerd_sink_delivered_packets_total", &["sink=\"analyser\""]) >= 500.0);
     // A reload that changes options of a sink closes it, and its clients connect again.
     let policy = folder.path().join("policy.toml");
@@ -180,8 +184,8 @@ fn a_hundred_killed_clients_disturb_nobody() {
         assert!(connected, "{}", daemon.log());
         receive(&mut steady, 20);
     }
-    daemon.until("all have left", |daemon| status(daemon, "analyser", "left") == "100");
-    assert_eq!(status(&daemon, "analyser", "violations"), "0", "{:#}", daemon.state()["sinks"]);
+    daemon.until("all have left", |daemon| number(daemon, "analyser", "left") == 100);
+    assert_eq!(number(&daemon, "analyser", "violations"), 0, "{:#}", daemon.state()["sinks"]);
     assert_eq!(steady.counts().connections, 1);
     let (status, summary, log) = daemon.terminate();
     assert!(status.success() && summary.contains("\npacket accounting matches\n"), "{summary}\n{log}");
@@ -216,9 +220,7 @@ fn testpmd_receives_from_the_daemon() {
     let mut other = connect(&socket);
     let Some(mut child) = testpmd(&socket) else { return };
     let returned = |daemon: &Daemon| -> u64 {
-        let text = status(daemon, "analyser", "client 2");
-        let count = text.split("returned ").nth(1).and_then(|rest| rest.split([',', ' ']).next());
-        count.and_then(|count| count.parse().ok()).unwrap_or(0)
+        status(daemon, "analyser")["connected_clients"][1]["returned"].as_u64().unwrap_or(0)
     };
     let begun = Instant::now();
     while returned(&daemon) < 1000 {
@@ -227,7 +229,7 @@ fn testpmd_receives_from_the_daemon() {
     }
     child.kill().expect("killed");
     child.wait().expect("ended");
-    daemon.until("it is noticed", |daemon| status(daemon, "analyser", "clients") == "1");
+    daemon.until("it is noticed", |daemon| number(daemon, "analyser", "clients") == 1);
     receive(&mut other, 100);
     let (status, summary, log) = daemon.terminate();
     assert!(status.success() && summary.contains("\npacket accounting matches\n"), "{summary}\n{log}");
@@ -291,7 +293,7 @@ fn frames_of_testpmd_leave_on_the_wire() {
     daemon.until("frames leave", |daemon| sent(daemon) >= 1000.0);
     child.kill().expect("killed");
     child.wait().expect("ended");
-    daemon.until("it is noticed", |daemon| status(daemon, "answers", "clients") == "0");
+    daemon.until("it is noticed", |daemon| number(daemon, "answers", "clients") == 0);
     daemon.until("nothing is in flight", |daemon| {
         let state = daemon.state();
         let workers = state["sinks"][0]["transmit"].as_array().expect("workers").clone();

@@ -71,6 +71,35 @@ fn metrics_pass_promtool() {
     assert!(output.stdout.is_empty() && output.stderr.is_empty(), "{}{}", stdout(&output), stderr(&output));
 }
 
+/// Prometheus' own parser of OpenMetrics reads the metrics: promtool makes blocks of a text with timestamps.
+#[test]
+fn open_metrics_pass_promtool() {
+    let daemon = Daemon::start(&["--demo"]);
+    daemon.until("packets", |daemon| daemon.metric("steerd_port_received_packets_total", &[]) > 0.0);
+    let (status, metrics) = daemon.page_as("/metrics", "application/openmetrics-text");
+    assert!(status == 200 && metrics.ends_with("\n# EOF\n"), "{metrics}");
+    let with_time =
+        |line: &str| if line.starts_with('#') { format!("{line}\n") } else { format!("{line} 1700000000\n") };
+    let folder = tempfile::tempdir().expect("folder");
+    let (input, blocks) = (folder.path().join("metrics"), folder.path().join("blocks"));
+    write(&input, &metrics.lines().map(with_time).collect::<String>());
+    let output = Command::new("promtool")
+        .args(["tsdb", "create-blocks-from", "openmetrics"])
+        .args([&input, &blocks])
+        .output();
+    let output = match output {
+        Ok(output) => output,
+        Err(error) => {
+            return support::not_run(
+                "promtool tsdb create-blocks-from",
+                &format!("promtool is missing ({error})"),
+            );
+        }
+    };
+    assert!(output.status.success(), "{}{}\n{metrics}", stdout(&output), stderr(&output));
+    assert_eq!(std::fs::read_dir(&blocks).expect("blocks").count(), 1, "{}", stderr(&output));
+}
+
 const STEER_DNS: &str = "version = 1\n[groups.everyone]\nworkers = \"all\"\n[[rules]]\nname = \"dns\"\nmatch = { protocol = \"udp\", dst_port = 53 }\naction = { steer = \"everyone\" }\n";
 
 fn write(path: &Path, text: &str) {

@@ -178,7 +178,7 @@ fn a_failed_queue_pair_of_a_sink_is_replaced() {
         command.arg("--policy").arg(&policy);
         provider.set(&mut command, "send-queue@20000");
         let daemon = Daemon::start_command(&mut command);
-        let replaced = |daemon: &Daemon| daemon.state()["sinks"][0]["status"]["queue_pairs_replaced"] == "1";
+        let replaced = |daemon: &Daemon| daemon.state()["sinks"][0]["status"]["queue_pairs_replaced"] == 1;
         daemon.until("another queue pair", replaced);
         let failed = "event=\"queue_pair_failed\"";
         daemon.until("the event", |daemon| daemon.metric("steerd_device_events_total", &[failed]) > 0.5);

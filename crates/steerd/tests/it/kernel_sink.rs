@@ -220,7 +220,7 @@ fn an_unprivileged_daemon_uses_the_interface_of_the_administrator() {
     for (name, queues) in [("multi.json", 2), ("state.json", 1)] {
         let state = outcome.json(name);
         let host = sink(&state, "host");
-        assert_eq!(host["status"]["queues"], queues.to_string(), "{host:#}");
+        assert_eq!(host["status"]["queues"], queues, "{host:#}");
         assert!(sum(host, "/delivered_packets") >= 1000, "{host:#}");
     }
 }

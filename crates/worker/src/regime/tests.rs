@@ -201,7 +201,7 @@ fn regimes_are_divided_by_stage_and_by_the_kind_of_sinks() {
     assert!((100..400).contains(&timed), "{timed}");
     assert_eq!(
         stages.iter().map(|(_, ns)| ns).sum::<u64>(),
-        counted.iter().sum(),
+        counted.iter().sum::<u64>(),
         "the whole, to the nanosecond"
     );
     let expected = [

@@ -16,17 +16,17 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use program::AppSink;
-use shm::{Closer, Listener};
+use shm::{Closer, Listener, Peer};
 use verbs::PortNumber;
 
 use self::client::{Client, ThreadWakeup};
 use self::endpoint::{Endpoint, sum};
 use self::roster::{RosterSlot, WorkerPosition};
-use self::server::{Server, Shared};
+use self::server::{GoneClient, Server, Shared};
 use self::taker::{FRAME_BYTES_MAX, Transmit};
 use super::outgoing::Outgoing;
 use super::port::{self, Port};
-use super::{CheckedPlace, Environment, Hub, Opened, Ports, SinkError};
+use super::{CheckedPlace, Environment, Hub, Opened, Ports, SinkError, SinkStatus};
 use crate::sink::Sink;
 
 mod client;
@@ -148,43 +148,53 @@ impl Hub for App {
         }
     }
 
-    fn status(&self) -> Vec<(String, String)> {
+    fn status(&self) -> SinkStatus {
         let clients = self.shared.clients().clone();
         let events = &self.shared.events;
-        let number = |counter: &AtomicU64| counter.load(Ordering::Relaxed).to_string();
-        let returned = sum(clients.iter(), |client| &client.counters.returned);
-        let mut status = vec![
-            ("socket".to_owned(), self.options.socket.display().to_string()),
-            ("clients".to_owned(), clients.len().to_string()),
-            ("connected".to_owned(), number(&events.connected)),
-            ("left".to_owned(), number(&events.left)),
-            ("violations".to_owned(), number(&events.violations)),
-            ("denied".to_owned(), number(&events.denied)),
-            ("failed_handshakes".to_owned(), number(&events.failed)),
-            ("returned".to_owned(), returned.to_string()),
-        ];
-        status.extend(self.port.iter().flat_map(Port::status));
-        status.extend(clients.iter().map(|client| (format!("client {}", client.id), describe(client))));
-        let gone = self.shared.gone();
-        status.extend(gone.iter().map(|(id, line)| (format!("gone {id}"), line.clone())));
-        status
+        let number = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let mut status = SinkStatus::default()
+            .with("socket", self.options.socket.display().to_string())
+            .with("clients", clients.len())
+            .with("connected", number(&events.connected))
+            .with("left", number(&events.left))
+            .with("violations", number(&events.violations))
+            .with("denied", number(&events.denied))
+            .with("failed_handshakes", number(&events.failed))
+            .with("returned", sum(clients.iter(), |client| &client.counters.returned));
+        if let Some(port) = &self.port {
+            status.append(port.status());
+        }
+        let connected: Vec<SinkStatus> = clients.iter().map(|client| describe(client)).collect();
+        let gone: Vec<SinkStatus> = self.shared.gone().iter().map(describe_gone).collect();
+        status.with("connected_clients", connected).with("gone_clients", gone)
     }
 }
 
-fn describe(client: &Client) -> String {
-    let (rings, size) = (client.rings(), client.ring_size);
+fn describe(client: &Client) -> SinkStatus {
     let counters = &client.counters;
     let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    format!(
-        "{}, {}, rings: {rings} of {size}, {} KiB, delivered {}, ring_full {}, contended {}, too_long {}, returned {}, returned_too_long {}",
-        client.name,
-        client.peer,
-        client.bytes / 1024,
-        read(&counters.delivered),
-        read(&counters.ring_full),
-        read(&counters.contended),
-        read(&counters.too_long),
-        read(&counters.returned),
-        read(&counters.returned_too_long),
-    )
+    named(client.id, &client.name, &client.peer)
+        .with("rings", client.rings())
+        .with("ring_size", u32::from(client.ring_size))
+        .with("memory_kib", client.bytes / 1024)
+        .with("delivered", read(&counters.delivered))
+        .with("ring_full", read(&counters.ring_full))
+        .with("contended", read(&counters.contended))
+        .with("too_long", read(&counters.too_long))
+        .with("returned", read(&counters.returned))
+        .with("returned_too_long", read(&counters.returned_too_long))
+}
+
+fn describe_gone(gone: &GoneClient) -> SinkStatus {
+    named(gone.id, &gone.name, &gone.peer).with("reason", &*gone.reason)
+}
+
+fn named(id: u64, name: &str, peer: &Peer) -> SinkStatus {
+    // A process of a namespace that is not visible has no number.
+    let process = u32::try_from(peer.process).ok().filter(|process| *process > 0);
+    SinkStatus::default()
+        .with("id", id)
+        .with("name", name)
+        .with_some("process", process)
+        .with("user", peer.user)
 }

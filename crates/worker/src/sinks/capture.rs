@@ -44,7 +44,7 @@ use self::ring::{Captured, Consumer, Producer};
 use self::sampler::Sampler;
 use self::writer::{Output, Settings, Shared, Writer};
 use super::clock::{ClockHub, Timestamps, now_ns};
-use super::{Hub, Opened, Ports, SinkError};
+use super::{Hub, Opened, Ports, SinkError, SinkStatus};
 use crate::BATCH_MAX;
 use crate::sink::{Deliveries, Sink, SinkCounters, SinkDrop, SinkMap};
 
@@ -333,19 +333,19 @@ impl Hub for CaptureHub {
         matches!(self.rules, Rules::OfSink(_)).then(|| self.shared.status().deleted_files)
     }
 
-    fn status(&self) -> Vec<(String, String)> {
+    fn status(&self) -> SinkStatus {
         let status = self.shared.status().clone();
         let state = match (&status.error, status.ended) {
             (None, false) => "capturing",
             (Some(_), false) => "failed",
             (_, true) => "ended",
         };
-        let named = |name: &str, value: String| (name.to_owned(), value);
-        let mut list = vec![named("state", state.to_owned()), named("files", status.files.to_string())];
-        list.extend(self.deleted_files().map(|deleted| named("deleted_files", deleted.to_string())));
-        list.extend(status.file.map(|file| named("file", file)));
-        list.extend(status.error.map(|error| named("error", error)));
-        list
+        SinkStatus::default()
+            .with("state", state)
+            .with("files", status.files)
+            .with_some("deleted_files", self.deleted_files())
+            .with_some("file", status.file)
+            .with_some("error", status.error)
     }
 }
 

@@ -1,6 +1,7 @@
-//! The kind `count`: packets are counted by size, and on request by flow. Nothing leaves the worker, so
-//! nothing is dropped.
+//! The kind `count`: packets are counted by size, and on request by flow; flows are exported on request.
+//! Counting drops nothing, and flows that cannot be exported are counted as such.
 
+mod export;
 mod flow;
 mod sizes;
 mod sketch;
@@ -9,16 +10,18 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use program::CountSink;
+use program::{CountSink, FlowExport, Program, Verdict};
 
+pub use export::ExportStatistics;
 pub use flow::FlowId;
 pub use sizes::PacketSizes;
 
+use self::export::{ExportHub, FlowCache, RuleOfFlow};
 use self::flow::Packed;
 use self::sizes::{BatchSizes, SizeCounters};
 use self::sketch::{Counted, Counters, Sketch};
-use super::{Hub, Opened};
-use crate::sink::{Deliveries, Sink, SinkCounters};
+use super::{Environment, Hub, Opened, SinkError, SinkMap, SinkStatus};
+use crate::sink::{Deliveries, FramesBack, Sink, SinkCounters};
 
 /// A flow with many packets. Its packets are at most `packets` and at least `packets - error`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,13 +63,92 @@ impl Sink for Count {
     }
 }
 
+/// The endpoint with an export. It also gets the packets that the worker drops, and counts them in flows
+/// only.
+struct ExportingCount {
+    count: Count,
+    flows: FlowCache,
+}
+
+impl Sink for ExportingCount {
+    fn run(&mut self, packets: &mut Deliveries<'_>) {
+        self.flows.begin();
+        let (mut count, mut bytes, mut sizes) = (0, 0, BatchSizes::default());
+        for delivery in packets.iter() {
+            let is_dropped = match delivery.outcome.verdict {
+                Verdict::Deliver(_) => false,
+                Verdict::Drop => true,
+                Verdict::Kernel | Verdict::Filtered => continue,
+            };
+            let (frame, generation) = (delivery.bytes, delivery.generation);
+            let parsed = packet::parse(frame);
+            self.flows.count(
+                frame,
+                &parsed,
+                RuleOfFlow { generation, rule: delivery.outcome.rule.0, is_dropped },
+            );
+            if is_dropped {
+                continue;
+            }
+            count += 1;
+            bytes += frame.len() as u64;
+            sizes.add(frame.len());
+            if let Some(sketch) = &mut self.count.sketch {
+                sketch.count(&flow::pack(&parsed.key), frame.len() as u64);
+            }
+        }
+        let Count { counters, sizes: size_counters, .. } = &self.count;
+        counters.offered(count, bytes);
+        size_counters.add(&sizes, count, bytes);
+        counters.worker.delivered(count, bytes);
+    }
+
+    fn poll(&mut self, _frames: &mut FramesBack<'_>) -> bool {
+        self.flows.poll()
+    }
+
+    fn needs_poll(&self) -> bool {
+        true
+    }
+
+    /// Has none, but is polled until its flows are exported.
+    fn holds_frames(&self) -> bool {
+        self.flows.is_flushing()
+    }
+
+    fn retire(&mut self) {
+        self.flows.retire();
+    }
+}
+
 struct CountHub {
     sizes: Vec<Arc<SizeCounters>>,
+    export: Option<ExportHub>,
     /// The counters by worker; `None` without `top_flows`.
     flows: Option<Vec<Arc<Counters>>>,
 }
 
 impl Hub for CountHub {
+    fn announce(&self, map: &Arc<SinkMap>, program: &Arc<Program>) {
+        if let Some(export) = &self.export {
+            export.announce(map, program);
+        }
+    }
+
+    fn release_others(&self, map: &Arc<SinkMap>) {
+        if let Some(export) = &self.export {
+            export.release_others(map);
+        }
+    }
+
+    fn status(&self) -> SinkStatus {
+        self.export.as_ref().map(ExportHub::status).unwrap_or_default()
+    }
+
+    fn export(&self) -> Option<ExportStatistics> {
+        self.export.as_ref().map(ExportHub::statistics)
+    }
+
     fn packet_sizes(&self) -> Option<PacketSizes> {
         Some(PacketSizes::sum(self.sizes.iter().map(AsRef::as_ref)))
     }
@@ -111,22 +193,69 @@ fn merge(workers: &[(Vec<Counted>, usize)]) -> Vec<TopFlow> {
     flows
 }
 
-pub(super) fn open(options: &CountSink, workers: usize) -> Opened {
+/// Warns if the collector's host is not known now: it is looked up again and again.
+pub(super) fn check(name: &str, options: &CountSink) {
+    if let Some(FlowExport { collector, .. }) = &options.export
+        && let Err(error) = export::look_up(collector)
+    {
+        tracing::warn!("sink `{name}`: flows could not be exported to {collector} now: {error}");
+    }
+}
+
+pub(super) fn open(
+    name: &str,
+    options: &CountSink,
+    environment: &Environment<'_>,
+) -> Result<Opened, SinkError> {
+    let mut opened = open_without_export(options, environment.workers());
+    let Some(wanted) = &options.export else { return Ok(opened.into()) };
+    // With several ports a worker does not know which one a packet has come by.
+    let ingress_interface = match environment.stations {
+        [station] => station.interface_index.unwrap_or(0),
+        _ => 0,
+    };
+    let (hub, caches) = export::start(name, wanted, ingress_interface, environment.workers())
+        .map_err(|source| SinkError::Export { sink: name.to_owned(), source })?;
+    opened.hub.export = Some(hub);
+    opened.caches = caches.into_iter().map(Some).collect();
+    Ok(opened.into())
+}
+
+/// An open sink before its endpoints are made.
+struct OpenedCount {
+    hub: CountHub,
+    counts: Vec<Count>,
+    /// The flows to be exported, by worker.
+    caches: Vec<Option<FlowCache>>,
+}
+
+impl From<OpenedCount> for Opened {
+    fn from(OpenedCount { hub, counts, caches }: OpenedCount) -> Self {
+        let counters = counts.iter().map(|count| Arc::clone(&count.counters)).collect();
+        let endpoint = |(count, flows): (Count, Option<FlowCache>)| match flows {
+            Some(flows) => Box::new(ExportingCount { count, flows }) as Box<dyn Sink>,
+            None => Box::new(count),
+        };
+        let endpoints = counts.into_iter().zip(caches).map(endpoint).collect();
+        Self { endpoints, hub: Box::new(hub), counters, transmit: Vec::new() }
+    }
+}
+
+fn open_without_export(options: &CountSink, workers: usize) -> OpenedCount {
     let counters: Vec<Arc<SinkCounters>> = (0..workers).map(|_| Arc::default()).collect();
     let sizes: Vec<Arc<SizeCounters>> = (0..workers).map(|_| Arc::default()).collect();
     let has_flows = options.top_flows > 0;
     let sketches: Vec<Option<Sketch>> =
         (0..workers).map(|_| has_flows.then(|| Sketch::new(options.top_flows))).collect();
     let flows = has_flows.then(|| sketches.iter().flatten().map(Sketch::counters).collect());
-    let endpoint = |((counters, sizes), sketch): ((&Arc<SinkCounters>, &Arc<SizeCounters>), _)| {
-        Box::new(Count { counters: Arc::clone(counters), sizes: Arc::clone(sizes), sketch }) as Box<dyn Sink>
-    };
-    Opened {
-        endpoints: counters.iter().zip(&sizes).zip(sketches).map(endpoint).collect(),
-        hub: Box::new(CountHub { sizes, flows }),
+    let count = |((counters, sizes), sketch): ((Arc<SinkCounters>, &Arc<SizeCounters>), _)| Count {
         counters,
-        transmit: Vec::new(),
-    }
+        sizes: Arc::clone(sizes),
+        sketch,
+    };
+    let counts = counters.into_iter().zip(&sizes).zip(sketches).map(count).collect();
+    let hub = CountHub { sizes, export: None, flows };
+    OpenedCount { hub, counts, caches: (0..workers).map(|_| None).collect() }
 }
 
 #[cfg(test)]

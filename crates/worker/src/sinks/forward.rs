@@ -16,6 +16,7 @@ use verbs::{CompletionStatus, Context, Domain, Pieces, PortNumber, RegisteredFra
 use super::port::{self, ETHERNET_BYTES, Link, Port, TAGS_BYTES};
 use super::{
     CheckedPlace, Environment, Failure, FrameBudget, Hub, Opened, OtherDevice, OtherPorts, Ports, SinkError,
+    SinkStatus,
 };
 use crate::sink::{Deliveries, FramesBack, Sink, SinkCounters, SinkDrop};
 use crate::transmitter::{SENDS_MAX, Transmitter};
@@ -278,7 +279,7 @@ impl Hub for Port {
         self.look(ports.down);
     }
 
-    fn status(&self) -> Vec<(String, String)> {
+    fn status(&self) -> SinkStatus {
         self.status()
     }
 }

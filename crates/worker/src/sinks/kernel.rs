@@ -26,7 +26,7 @@ use self::pump::{Condition, OtherQueues, Pump, Shared};
 pub use self::tap::TapError;
 use self::tap::{Interface, MTU_DEFAULT, Queue, Wanted};
 use super::handoff::{self, Consumer, PACKET_BYTES_MAX, Producer, record_bytes};
-use super::{CheckedPlace, Environment, Hub, Opened, Ports, Station};
+use super::{CheckedPlace, Environment, Hub, Opened, Ports, SinkStatus, Station};
 use crate::FRAME_BYTES_MAX;
 use crate::sink::{Deliveries, Sink, SinkCounters, SinkDrop};
 
@@ -212,7 +212,7 @@ impl KernelHub {
 }
 
 impl Hub for KernelHub {
-    fn status(&self) -> Vec<(String, String)> {
+    fn status(&self) -> SinkStatus {
         let reports = &self.shared.reports;
         // The threads see the same interface; one that cannot be used by a single thread is worth showing.
         let conditions = reports.iter().map(pump::Report::condition);
@@ -227,20 +227,13 @@ impl Hub for KernelHub {
             Some(Condition::Down) | None => "down".to_owned(),
             Some(Condition::Closed(reason)) => format!("cannot be used: {reason}"),
         };
-        let mut status = vec![
-            ("interface".to_owned(), self.interface.name.clone()),
-            ("state".to_owned(), state),
-            ("queues".to_owned(), reports.len().to_string()),
-            (
-                "offloads".to_owned(),
-                if self.interface.offloads.get() == Some(&true) { "checksums, segmentation" } else { "none" }
-                    .to_owned(),
-            ),
-        ];
-        if self.options.transmit {
-            status.push(("port".to_owned(), self.port.to_string()));
-        }
-        status
+        let has_offloads = self.interface.offloads.get() == Some(&true);
+        SinkStatus::default()
+            .with("interface", &*self.interface.name)
+            .with("state", state)
+            .with("queues", reports.len())
+            .with("offloads", if has_offloads { "checksums, segmentation" } else { "none" })
+            .with_some("port", self.options.transmit.then_some(self.port))
     }
 
     /// The interface follows the address and the MTU of its port, as far as the frames of the way back have

@@ -14,7 +14,7 @@ use verbs::{
     RawQueuePairHandle, ThreadDomain, VerbsErrno,
 };
 
-use super::SinkError;
+use super::{SinkError, SinkStatus};
 use crate::transmitter::Transmitter;
 
 /// The header of Ethernet.
@@ -157,20 +157,16 @@ impl Port {
     }
 
     /// For [`Hub::status`](super::Hub::status).
-    pub(super) fn status(&self) -> Vec<(String, String)> {
+    pub(super) fn status(&self) -> SinkStatus {
         let is_down = self.links.iter().any(|link| link.is_down());
-        let state = if is_down { "down" } else { "up" };
-        let device = self.other.as_ref().map(|device| ("device".to_owned(), device.name().to_owned()));
-        let mut status: Vec<_> = device.into_iter().collect();
-        status.extend([
-            ("port".to_owned(), self.number.to_string()),
-            ("state".to_owned(), state.to_owned()),
-            ("queue_pairs_replaced".to_owned(), self.repairs.load(Relaxed).to_string()),
-        ]);
         let errors = lock(&self.errors);
         let error = errors.query.as_ref().or(errors.repair.as_ref());
-        status.extend(error.map(|error| ("error".to_owned(), error.clone())));
-        status
+        SinkStatus::default()
+            .with_some("device", self.other.as_ref().map(|device| device.name()))
+            .with("port", self.number)
+            .with("state", if is_down { "down" } else { "up" })
+            .with("queue_pairs_replaced", self.repairs.load(Relaxed))
+            .with_some("error", error.cloned())
     }
 }
 
@@ -240,7 +236,7 @@ mod tests {
         let (_nic, context) = crate::receiver::tests::nic("query0", 1500);
         let attributes = context.port(PortNumber(1)).expect("attributes");
         let port = Port::new(1, &attributes, std::iter::empty()).of_other(&context);
-        let error = || port.status().into_iter().find(|(name, _)| name == "error").map(|(_, text)| text);
+        let error = || port.status().text("error").map(ToOwned::to_owned);
         let refused = context.port(PortNumber(9)).expect_err("no such port");
         let text = refused.to_string();
         assert!(port.is_down_after(Err(refused)));

@@ -21,6 +21,8 @@ pub(super) struct Netdev {
     /// The address of the interface.
     pub(super) mac: Option<MacAddr>,
     pub(super) mtu_bytes: Option<u32>,
+    /// The index of the interface (`ifindex`).
+    pub(super) index: Option<u32>,
     promiscuous: bool,
 }
 
@@ -34,7 +36,8 @@ impl Netdev {
         let flags = u32::from_str_radix(flags.trim_start_matches("0x"), 16).ok()?;
         let mac = read(&folder.join("address")).and_then(|text| text.parse().ok());
         let mtu_bytes = read(&folder.join("mtu")).and_then(|text| text.parse().ok());
-        Some(Self { name, mac, mtu_bytes, promiscuous: flags & IFF_PROMISC != 0 })
+        let index = read(&folder.join("ifindex")).and_then(|text| text.parse().ok());
+        Some(Self { name, mac, mtu_bytes, index, promiscuous: flags & IFF_PROMISC != 0 })
     }
 
     /// A warning if the program has flows for packets that this interface does not receive.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use control::{ChangedSoFar, Counted, Device, DropTotals};
 use program::{DEFAULT_RULE, Placement, Program, RUNTIME_RULES, RuleDeciders, RuleId, SinkId, WorkerId};
 use softnic::PortStats;
-use worker::sinks::{PacketSizes, TopFlow};
+use worker::sinks::{ExportStatistics, PacketSizes, TopFlow};
 use worker::{Distribution, SinkTraffic, WorkerSnapshot};
 
 use super::{Observer, WorkerEntry, stage_times};
@@ -21,8 +21,9 @@ use crate::effects::Effect;
 use crate::outcome::{self, Count, PacketOutcome, WorkerOutcomes};
 use crate::port_counters::PortCounters;
 use crate::state::{
-    Buckets, DeviceState, LOST_ON_WIRE, LatencyState, OtherDeviceState, PolicyState, PortClaims, PortState,
-    Reasons, RuleState, SinkState, SinkTrafficState, State, TOP_FLOWS_MAX, TopFlowState, WorkerState,
+    Buckets, DeviceState, ExportState, LOST_ON_WIRE, LatencyState, OtherDeviceState, PolicyState, PortClaims,
+    PortState, Reasons, RuleState, SinkState, SinkTrafficState, State, TOP_FLOWS_MAX, TopFlowState,
+    WorkerState,
 };
 use crate::telemetry::accounting::{self, InFlight};
 use crate::telemetry::http::Probes;
@@ -428,7 +429,7 @@ fn sinks(observer: &Observer, published: &Published) -> Vec<SinkState> {
 }
 
 fn sink(program: &Program, view: SinkView) -> SinkState {
-    let SinkView { definition, attached_to, counted, status, deleted_files, sizes, top_flows } = view;
+    let SinkView { definition, attached_to, counted, status, deleted_files, export, sizes, top_flows } = view;
     let id = program.sinks.iter().position(|sink| *sink == definition).map(SinkId::of);
     let gets = |rule: &&program::Rule| match &attached_to {
         Some(packets) => packets.has(rule),
@@ -442,11 +443,17 @@ fn sink(program: &Program, view: SinkView) -> SinkState {
         name: definition.name,
         attached_to: attached_to.map(|packets| packets.name().to_owned()),
         losing: None,
-        status: status.into_iter().collect(),
+        status,
         deleted_files,
+        export: export.map(export_state),
         packet_sizes: sizes.as_ref().map(packet_sizes),
         top_flows: top_flows.map(|flows| flows.iter().take(TOP_FLOWS_MAX).map(top_flow).collect()),
     }
+}
+
+fn export_state(statistics: ExportStatistics) -> ExportState {
+    let ExportStatistics { is_connected, messages, flows, lost_flows, lost_packets, errors } = statistics;
+    ExportState { connected: is_connected, messages, flows, lost_flows, lost_packets, errors }
 }
 
 fn sink_traffic(by_worker: &[SinkTraffic]) -> Vec<SinkTrafficState> {

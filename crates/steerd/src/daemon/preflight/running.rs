@@ -59,7 +59,7 @@ impl Running {
     /// Whether its sink of this kind has this value in its status.
     pub(super) fn has_sink(&self, kind: &str, key: &str, value: &str) -> bool {
         let mut sinks = self.status.sinks.iter().filter(|sink| sink.kind == kind);
-        sinks.any(|sink| sink.status.iter().any(|(name, found)| name == key && found == value))
+        sinks.any(|sink| sink.status.text(key) == Some(value))
     }
 
     /// The sentence about what an error is due to, if the daemon holds it.

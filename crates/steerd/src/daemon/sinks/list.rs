@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use program::SinkSpec;
-use worker::sinks::{Hub, PacketSizes, Ports, TopFlow};
+use worker::sinks::{ExportStatistics, Hub, PacketSizes, Ports, SinkStatus, TopFlow};
 use worker::{SinkCounters, SinkTraffic};
 
 use super::AttachedTo;
@@ -97,6 +97,7 @@ pub(crate) struct Counted {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Measured {
     deleted_files: Option<u64>,
+    export: Option<ExportStatistics>,
     sizes: Option<PacketSizes>,
     top_flows: Option<Vec<TopFlow>>,
 }
@@ -107,8 +108,9 @@ pub(crate) struct SinkView {
     /// `None`: a policy names it.
     pub(crate) attached_to: Option<AttachedTo>,
     pub(crate) counted: Counted,
-    pub(crate) status: Vec<(String, String)>,
+    pub(crate) status: SinkStatus,
     pub(crate) deleted_files: Option<u64>,
+    pub(crate) export: Option<ExportStatistics>,
     pub(crate) sizes: Option<PacketSizes>,
     /// The flows with most packets first.
     pub(crate) top_flows: Option<Vec<TopFlow>>,
@@ -152,14 +154,15 @@ impl ShownSink {
 
     fn view(&self) -> SinkView {
         let measured = self.hub.with(|hub| (Measured::of(hub), hub.status()));
-        let (measured, status) = measured.unwrap_or_else(|| (self.last.clone(), Vec::new()));
-        let Measured { deleted_files, sizes, top_flows } = measured;
+        let (measured, status) = measured.unwrap_or_else(|| (self.last.clone(), SinkStatus::default()));
+        let Measured { deleted_files, export, sizes, top_flows } = measured;
         SinkView {
             definition: self.definition.clone(),
             attached_to: self.attached_to.clone(),
             counted: self.counted(),
             status,
             deleted_files,
+            export,
             sizes,
             top_flows,
         }
@@ -187,6 +190,6 @@ impl Counted {
 impl Measured {
     pub(super) fn of(hub: &dyn Hub) -> Self {
         let (sizes, top_flows) = (hub.packet_sizes(), hub.top_flows());
-        Self { deleted_files: hub.deleted_files(), sizes, top_flows }
+        Self { deleted_files: hub.deleted_files(), export: hub.export(), sizes, top_flows }
     }
 }

@@ -223,7 +223,8 @@ fn sinks_of(program: &Program, outcome: Outcome) -> Vec<SinkId> {
     let mut sinks = match outcome.verdict {
         Verdict::Deliver(_) => program.rules.get(outcome.rule.index()).map(|rule| rule.sinks.clone()),
         Verdict::Kernel => Some(program.kernel_sink().into_iter().collect()),
-        Verdict::Drop | Verdict::Filtered => None,
+        Verdict::Drop => Some(program.sinks_of_dropped().collect()),
+        Verdict::Filtered => None,
     }
     .unwrap_or_default();
     sinks.sort_unstable();

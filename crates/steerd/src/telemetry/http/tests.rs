@@ -142,6 +142,28 @@ fn a_slow_device_delays_no_other_page() {
 }
 
 #[test]
+fn metrics_have_the_format_that_is_asked_for() {
+    let (server, address) = serve(&Arc::default());
+    let scraped = |accept: &str| {
+        let mut stream = connect(address);
+        write!(stream, "GET /metrics HTTP/1.1\r\nHost: localhost\r\n{accept}\r\n").expect("request");
+        let text = answer(stream);
+        let (head, body) = text.split_once("\r\n\r\n").expect("a head and a body");
+        assert!(head.to_lowercase().contains("\r\nvary: accept"), "{head}");
+        (head.to_lowercase(), body.to_owned())
+    };
+    let (head, body) = scraped("Accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n");
+    let content_type = "content-type: application/openmetrics-text; version=1.0.0; charset=utf-8";
+    assert!(head.contains(content_type) && body.ends_with("\n# EOF\n"), "{head}");
+    for accept in ["", "Accept: */*\r\n", "Accept: application/openmetrics-text;q=0\r\n"] {
+        let (head, body) = scraped(accept);
+        assert!(head.contains("content-type: text/plain; version=0.0.4"), "{head}");
+        assert!(!body.contains("# EOF"), "{accept}");
+    }
+    assert!(server.stop(TIMEOUT));
+}
+
+#[test]
 fn long_texts_delay_no_scrape() {
     let (release, held) = std::sync::mpsc::channel::<()>();
     let held_texts = Some(Mutex::new(held));

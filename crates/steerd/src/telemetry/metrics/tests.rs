@@ -6,7 +6,7 @@ use super::*;
 use crate::port_counters::tests::distinct_stats;
 use crate::state::LatencyState;
 
-fn scene() -> State {
+pub(super) fn scene() -> State {
     State {
         version: "1.2.3",
         rules: vec![
@@ -85,6 +85,7 @@ fn scan() -> RuleState {
         name: "scan".into(),
         action: "drop".into(),
         effect: Effect::Drop,
+        placement: "hardware",
         current: true,
         deciders: Some(RuleDeciders {
             decided_by: [Decider::XdpProgram, Decider::Engine].into(),
@@ -100,6 +101,7 @@ fn sink() -> SinkState {
         name: "sizes".into(),
         kind: "count",
         deleted_files: Some(8),
+        export: Some(ExportState { flows: 70, lost_flows: 3, ..ExportState::default() }),
         packet_sizes: Some(Buckets { at_most: vec![(64, 3), (127, 4)], count: 4, sum: 300 }),
         workers: vec![SinkTrafficState {
             dropped_packets: [("disk_full", 3)].into(),
@@ -158,6 +160,7 @@ fn a_state_becomes_text() {
         "steerd_rule_packets_total{action=\"drop\",rule=\"scan\"} 7",
         "steerd_rule_decided_by{decider=\"xdp_program\",host=\"no\",rule=\"scan\"} 1",
         "steerd_rule_decided_by{decider=\"engine\",host=\"no\",rule=\"scan\"} 1",
+        "steerd_rule_placement{placement=\"hardware\",rule=\"scan\"} 1",
         "steerd_policy_reloads_total{result=\"failure\"} 0",
         "steerd_worker_dropped_packets_total{reason=\"unknown_tag\",worker=\"0\"} 1",
         "steerd_worker_poll_errors_total{worker=\"0\"} 5",
@@ -181,6 +184,9 @@ fn a_state_becomes_text() {
         "steerd_worker_latency_seconds_bucket{worker=\"0\",le=\"0.000001023\"} 2",
         "steerd_worker_negative_latencies_total{worker=\"0\"} 1",
         "steerd_sink_deleted_files_total{sink=\"sizes\",kind=\"count\"} 8",
+        "steerd_sink_export_flows_total{sink=\"sizes\",kind=\"count\"} 70",
+        "steerd_sink_export_lost_flows_total{sink=\"sizes\",kind=\"count\"} 3",
+        "steerd_sink_export_connected{sink=\"sizes\",kind=\"count\"} 0",
         "steerd_sink_packet_size_bytes_bucket{sink=\"sizes\",kind=\"count\",le=\"127\"} 4",
         "steerd_sink_packet_size_bytes_sum{sink=\"sizes\",kind=\"count\"} 300",
         "steerd_port_up{port=\"1\"} 0",
@@ -260,26 +266,53 @@ fn the_reference_lists_every_metric() {
         format!("| `{}` | {kind} | {} | {} |", metric.name, metric.labels.join(", "), metric.help)
     };
     let expected: Vec<String> = metrics().map(row).collect();
-    let listed: Vec<&str> = page.lines().filter(|line| line.starts_with("| `")).collect();
+    let (_, table) = page.split_once("\n## Metrics\n").expect("the section");
+    let listed: Vec<&str> = table.lines().filter(|line| line.starts_with("| `")).collect();
     assert_eq!(listed, expected, "the table should be:\n{}", expected.join("\n"));
 }
 
-/// An alert about a series that is never exported cannot fire.
+/// An alert about a series that is never exported cannot fire, and its rate is never recorded.
 #[test]
-fn every_metric_of_the_alert_rules_is_exported() {
-    let rules = include_str!("../../../../../deploy/prometheus/steerd.rules.yml");
+fn every_metric_of_the_rules_is_exported() {
+    let alerts = include_str!("../../../../../deploy/prometheus/steerd.rules.yml");
+    let recorded = include_str!("../../../../../deploy/prometheus/steerd.recording.yml");
     let mut state = scene();
     state.accounting.ports_counted = true;
     state.accounting.matches = Some(false);
     state.ports[0].counters = Some(PortCounters::default());
     state.device.engine_stalled = Some(false);
     let text = render(&state).expect("text");
-    let words = |line: &'static str| line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-    let code = rules.lines().filter(|line| !line.trim_start().starts_with('#'));
-    let named: Vec<&str> = code.flat_map(words).filter(|word| word.starts_with("steerd_")).collect();
-    assert!(named.contains(&"steerd_last_reload_successful"), "{named:?}");
-    for metric in named {
-        assert!(text.contains(&format!("# TYPE {metric} ")), "{metric} is not exported");
+    // The name of a recorded series has colons.
+    let words = |line: &'static str| line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':');
+    for (rules, example) in
+        [(alerts, "steerd_last_reload_successful"), (recorded, "steerd_worker_time_seconds_total")]
+    {
+        let code = rules.lines().filter(|line| !line.trim_start().starts_with('#'));
+        let words = code.flat_map(words).map(|word| word.trim_end_matches(':'));
+        let named: Vec<&str> = words.filter(|word| word.starts_with("steerd_")).collect();
+        assert!(named.contains(&example), "{named:?}");
+        for metric in named {
+            assert!(text.contains(&format!("# TYPE {metric} ")), "{metric} is not exported");
+        }
+    }
+}
+
+/// Every name that a recording rule uses or the reference lists is recorded.
+#[test]
+fn the_reference_lists_the_recorded_series() {
+    let rules = include_str!("../../../../../deploy/prometheus/steerd.recording.yml");
+    let page = include_str!("../../../../../docs/reference/monitoring.md");
+    let recorded: Vec<&str> =
+        rules.lines().filter_map(|line| line.trim().strip_prefix("- record: ")).collect();
+    let words = |text: &'static str| text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':');
+    let is_name = |word: &&str| word.contains(":steerd_");
+    let used = words(rules).filter(is_name).chain(words(page).filter(is_name));
+    for name in used {
+        assert!(recorded.contains(&name), "{name} is not recorded");
+    }
+    for name in recorded {
+        let of = name.split(':').next().unwrap_or_default();
+        assert!(page.contains(&format!("| `{of}:")), "{name} is not in the reference");
     }
 }
 

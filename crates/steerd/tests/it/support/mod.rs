@@ -154,11 +154,19 @@ impl Daemon {
 
     /// Status and body of a page.
     pub fn page(&self, path: &str) -> (u16, String) {
+        self.page_as(path, "*/*")
+    }
+
+    /// A page in a media type.
+    pub fn page_as(&self, path: &str, accept: &str) -> (u16, String) {
         let address = self.address();
         let mut stream = TcpStream::connect(address).expect("connection");
         stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")
-            .expect("request");
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: {address}\r\nAccept: {accept}\r\nConnection: close\r\n\r\n"
+        )
+        .expect("request");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).expect("answer");
         let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");

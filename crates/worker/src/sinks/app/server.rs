@@ -53,9 +53,19 @@ pub(super) struct Shared {
     pub(super) stop: AtomicBool,
     pub(super) wakeup: Arc<ThreadWakeup>,
     clients: Mutex<Vec<Arc<Client>>>,
-    /// The last clients that have gone, with their reasons.
-    gone: Mutex<VecDeque<(u64, String)>>,
+    /// The last clients that have gone.
+    gone: Mutex<VecDeque<GoneClient>>,
     pub(super) events: Events,
+}
+
+/// A client that has gone.
+#[derive(Debug)]
+pub(super) struct GoneClient {
+    pub(super) id: u64,
+    /// Application and interface, as it named them.
+    pub(super) name: String,
+    pub(super) peer: Peer,
+    pub(super) reason: String,
 }
 
 /// The events of connections, for the status.
@@ -81,7 +91,7 @@ impl Shared {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn gone(&self) -> MutexGuard<'_, VecDeque<(u64, String)>> {
+    pub(super) fn gone(&self) -> MutexGuard<'_, VecDeque<GoneClient>> {
         self.gone.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -391,19 +401,20 @@ impl Server {
         let client = self.shared.clients().remove(index);
         let name = &self.name;
         let title = format!("client {} ({}, {})", client.id, client.name, client.peer);
-        let line = match leave {
+        let reason = match leave {
             Leave::Left(reason) => {
                 self.log.line(|| tracing::info!("sink `{name}`: {title} left: {reason}"));
-                format!("{title} left: {reason}")
+                format!("left: {reason}")
             }
             Leave::Violation(reason) => {
                 let _ = channel.send(&Message::Disconnect(1, reason.clone()), None);
                 self.log.line(|| tracing::warn!("sink `{name}`: {title} was disconnected: {reason}"));
-                format!("{title} was disconnected: {reason}")
+                format!("disconnected: {reason}")
             }
         };
+        let (name, peer) = (client.name.clone(), client.peer.clone());
         let mut gone = self.shared.gone();
-        gone.push_back((client.id, line));
+        gone.push_back(GoneClient { id: client.id, name, peer, reason });
         if gone.len() > GONE_MAX {
             gone.pop_front();
         }

@@ -78,17 +78,18 @@ impl Fixture {
         client
     }
 
-    fn status(&self, name: &str) -> Vec<String> {
-        self.app
-            .status()
-            .into_iter()
-            .filter(|(key, _)| key.starts_with(name))
-            .map(|(_, value)| value)
-            .collect()
+    /// The connected clients as the status shows them.
+    fn clients(&self) -> Vec<SinkStatus> {
+        self.app.status().list("connected_clients").to_vec()
     }
 
     fn number(&self, name: &str) -> u64 {
-        self.status(name)[0].parse().unwrap()
+        self.app.status().number(name).unwrap()
+    }
+
+    /// A number of one connected client, by its place.
+    fn of_client(&self, client: usize, name: &str) -> u64 {
+        self.clients()[client].number(name).unwrap()
     }
 
     fn traffic(&self) -> SinkTraffic {
@@ -142,7 +143,7 @@ fn in_mode_copy_each_client_gets_every_packet() {
     let traffic = fixture.traffic();
     assert_eq!((traffic.offered.packets, traffic.delivered.packets), (200, 200), "a packet counts once");
     assert_eq!(traffic.offered.bytes, traffic.delivered.bytes);
-    assert!(fixture.status("client ")[1].contains("delivered 200, ring_full 0"), "{:?}", fixture.status(""));
+    assert_eq!((fixture.of_client(1, "delivered"), fixture.of_client(1, "ring_full")), (200, 0));
 }
 
 #[test]
@@ -186,7 +187,7 @@ fn what_cannot_be_delivered_is_counted_by_reason() {
         assert_eq!(drain(&mut second).len(), 8);
     }
     assert_eq!(fixture.dropped(SinkDrop::RingFull), 8, "delivered to the second");
-    assert!(fixture.status("client ")[0].contains("ring_full 56"), "{:?}", fixture.status("client "));
+    assert_eq!(fixture.of_client(0, "ring_full"), 56);
 }
 
 #[test]
@@ -222,11 +223,7 @@ fn frames_of_clients_are_taken_and_counted() {
     for endpoint in &mut fixture.endpoints {
         endpoint.take();
     }
-    assert!(
-        fixture.status("client ")[0].ends_with("returned 47, returned_too_long 1"),
-        "{:?}",
-        fixture.status("")
-    );
+    assert_eq!((fixture.of_client(0, "returned"), fixture.of_client(0, "returned_too_long")), (47, 1));
 }
 
 /// The values that a client can write into its memory, and the violation that is found. Ring 0 to the server
@@ -264,12 +261,13 @@ fn a_client_that_lies_is_disconnected_and_harms_nobody() {
         });
         let traffic = fixture.traffic();
         assert_eq!((received, traffic.delivered.packets), (traffic.offered.packets, received), "{what}");
-        assert_eq!(fixture.status("clients"), ["1"]);
-        let gone = fixture.status("gone").concat();
-        assert!(
-            gone.contains("client 2 (steerd-client/memif0") && gone.contains(&violation.to_string()),
-            "{gone}"
-        );
+        assert_eq!(fixture.number("clients"), 1);
+        let status = fixture.app.status();
+        let gone = &status.list("gone_clients")[0];
+        assert_eq!(gone.number("id"), Some(2));
+        assert!(gone.text("name").is_some_and(|name| name.starts_with("steerd-client/memif0")), "{gone:?}");
+        assert_eq!(gone.number("process"), Some(u64::from(std::process::id())));
+        assert_eq!(gone.text("reason"), Some(&*format!("disconnected: {violation}")));
         eventually(
             "the client learns the reason",
             || matches!(liar.check(), Err(ClientError::Closed { reason }) if reason == violation.to_string()),
@@ -390,8 +388,7 @@ fn clients_that_come_and_go_a_hundred_times_disturb_nobody() {
     let received = received + drain(&mut steady).len() as u64;
     let traffic = counters.read();
     assert_eq!(traffic.in_flight(), 0);
-    let steady_text = &fixture.status("client 1")[0];
-    assert!(steady_text.contains(&format!("delivered {received},")), "{received}: {steady_text}");
+    assert_eq!((fixture.of_client(0, "id"), fixture.of_client(0, "delivered")), (1, received));
     assert_eq!((fixture.number("clients"), fixture.number("connected")), (1, 101));
     drop(endpoint);
 }
@@ -447,8 +444,8 @@ fn the_work_for_clients_per_iteration_is_bounded_and_goes_round() {
         assert!(returned - before <= 256, "{returned}");
         before = returned;
     }
-    let status = fixture.status("client ");
-    assert!(status.iter().all(|client| !client.contains("returned 0,")), "each has its turn: {status:?}");
+    let returned: Vec<u64> = (0..3).map(|client| fixture.of_client(client, "returned")).collect();
+    assert!(returned.iter().all(|returned| *returned > 0), "each has its turn: {returned:?}");
 }
 
 #[test]
@@ -715,7 +712,7 @@ fn the_socket_comes_back_and_can_change_its_owner() {
         Err(error) => panic!("{error}"),
     });
     let _client = Peer::connect(&path, &Config::default()).unwrap();
-    eventually("it is with the new one", || next.status().contains(&("clients".to_owned(), "1".to_owned())));
+    eventually("it is with the new one", || next.status().number("clients") == Some(1));
     drop((next, folder));
     assert!(!path.exists());
 }

@@ -345,7 +345,7 @@ fn a_deleted_folder_is_counted_and_capturing_goes_on_when_it_is_back() {
     rig.push(0, 1, &[(0, 2, vec![1; 60]), (1, 3, vec![1; 60])]);
     rig.wait_until_settled();
     assert_eq!(dropped(&rig.traffic(), SinkDrop::WriteFailed), 2);
-    assert!(rig.hub.status().contains(&("state".to_owned(), "failed".to_owned())));
+    assert_eq!(rig.hub.status().text("state"), Some("failed"));
 
     fs::create_dir(&folder).unwrap();
     rig.wait_until("back", |_| rig.hub.shared.status().error.is_none());
@@ -470,8 +470,7 @@ fn a_closed_stream_ends_the_capture_and_every_packet_is_accounted_for() {
     rig.push(0, 1, &[(0, 2, vec![1; 60])]);
     rig.wait_until_settled();
     rig.push(0, 1, &[(0, 3, vec![1; 60])]);
-    let status = rig.hub.status();
-    assert!(status.contains(&("state".to_owned(), "ended".to_owned())), "{status:?}");
+    assert_eq!(rig.hub.status().text("state"), Some("ended"));
     let traffic = rig.end();
     assert_eq!((traffic.delivered.packets, dropped(&traffic, SinkDrop::Closed)), (1, 2));
 }

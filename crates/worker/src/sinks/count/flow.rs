@@ -1,5 +1,6 @@
-//! What the sketch counts by: the flow of a packet, packed into a few words.
+//! What the sketch and the export count by: the flow of a packet, packed into a few words.
 
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use packet::{EtherType, FlowKey, IpProtocol, Layers, MacAddr};
@@ -53,6 +54,33 @@ pub(super) fn pack(key: &FlowKey) -> Packed {
     let ports = u64::from(key.src_port) << 48 | u64::from(key.dst_port) << 32;
     let last = if has_ports { ports | KIND_PORTS } else { 0 } | u64::from(key.protocol) << 8 | kind;
     [(src >> 64) as u64, src as u64, (dst >> 64) as u64, dst as u64, last]
+}
+
+/// Folded multiplications by secret keys, so that senders cannot choose flows that collide.
+pub(super) struct FlowHasher([u64; WORDS + 1]);
+
+impl FlowHasher {
+    /// New keys.
+    pub(super) fn new() -> Self {
+        let random = RandomState::new();
+        Self(std::array::from_fn(|index| {
+            let mut hasher = random.build_hasher();
+            hasher.write_usize(index);
+            hasher.finish()
+        }))
+    }
+
+    #[inline]
+    pub(super) fn hash(&self, flow: &Packed) -> u64 {
+        let fold = |a: u64, b: u64| {
+            let product = u128::from(a) * u128::from(b);
+            product as u64 ^ (product >> 64) as u64
+        };
+        let [k0, k1, k2, k3, k4, k5] = self.0;
+        let [f0, f1, f2, f3, f4] = *flow;
+        let addresses = fold(f0 ^ k0, f1 ^ k1) ^ fold(f2 ^ k2, f3 ^ k3).rotate_left(32);
+        fold(addresses ^ k4, f4 ^ k5)
+    }
 }
 
 impl FlowId {

@@ -17,12 +17,11 @@
 //! has a version that is odd while it changes its flow (a sequence lock as in Boehm, "Can Seqlocks Get Along
 //! With Programming Language Memory Models?", MSPC 2012).
 
-use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU64, fence};
 
-use super::flow::{Packed, WORDS};
+use super::flow::{FlowHasher, Packed, WORDS};
 
 /// The counters, shared with readers.
 #[derive(Debug)]
@@ -121,7 +120,7 @@ pub(super) struct Sketch {
     /// Counters in use.
     used: u32,
     table: Table,
-    keys: [u64; WORDS + 1],
+    hasher: FlowHasher,
 }
 
 /// The place of a counter in the circular list of its bucket.
@@ -154,7 +153,6 @@ impl Sketch {
             lower: NONE,
             higher: if index + 1 < len { index + 1 } else { NONE },
         };
-        let random = std::hash::RandomState::new();
         Self {
             counters: Arc::new(Counters(slots)),
             nodes: vec![node; len as usize].into(),
@@ -164,11 +162,7 @@ impl Sketch {
             free: 0,
             used: 0,
             table: Table::new(len as usize),
-            keys: std::array::from_fn(|index| {
-                let mut hasher = random.build_hasher();
-                hasher.write_usize(index);
-                hasher.finish()
-            }),
+            hasher: FlowHasher::new(),
         }
     }
 
@@ -180,7 +174,7 @@ impl Sketch {
     /// A packet of a flow.
     #[inline]
     pub(super) fn count(&mut self, flow: &Packed, bytes: u64) {
-        let hash = self.hash(flow);
+        let hash = self.hasher.hash(flow);
         let slots = &self.counters.0;
         match self.table.find(hash, |counter| slots[counter as usize].holds(flow)) {
             Some(counter) => {
@@ -189,19 +183,6 @@ impl Sketch {
             }
             None => self.admit(flow, hash, bytes),
         }
-    }
-
-    /// Folded multiplications by secret keys.
-    #[inline]
-    fn hash(&self, flow: &Packed) -> u64 {
-        let fold = |a: u64, b: u64| {
-            let product = u128::from(a) * u128::from(b);
-            product as u64 ^ (product >> 64) as u64
-        };
-        let [k0, k1, k2, k3, k4, k5] = self.keys;
-        let [f0, f1, f2, f3, f4] = *flow;
-        let addresses = fold(f0 ^ k0, f1 ^ k1) ^ fold(f2 ^ k2, f3 ^ k3).rotate_left(32);
-        fold(addresses ^ k4, f4 ^ k5)
     }
 
     fn admit(&mut self, flow: &Packed, hash: u64, bytes: u64) {

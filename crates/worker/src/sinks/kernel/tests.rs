@@ -12,7 +12,10 @@ use crate::sinks::outgoing::Filled;
 const PORT: MacAddr = MacAddr([2, 0, 0, 0, 0, 9]);
 
 fn stations(mtu_bytes: Option<u32>) -> [Station; 2] {
-    [Station { port: 1, mac: None, mtu_bytes: None }, Station { port: 2, mac: Some(PORT), mtu_bytes }]
+    [
+        Station { port: 1, mac: None, mtu_bytes: None, interface_index: None },
+        Station { port: 2, mac: Some(PORT), mtu_bytes, interface_index: None },
+    ]
 }
 
 #[test]

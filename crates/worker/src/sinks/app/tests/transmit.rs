@@ -31,7 +31,7 @@ fn sending_until(name: &str, mtu_bytes: Option<u32>, end_patience: Duration) -> 
         domains: &domains,
         budgets: &[Arc::new(FrameBudget::new(16))],
         ports: &[1, 2],
-        stations: &[Station { port: 2, mac: None, mtu_bytes }],
+        stations: &[Station { port: 2, mac: None, mtu_bytes, interface_index: None }],
         others: None,
     };
     let folder = tempfile::tempdir().unwrap();
@@ -97,8 +97,8 @@ fn what_the_port_does_not_take_is_dropped_by_reason() {
     send(&mut client, 0, &[frame(1414), tagged, frame(1415), frame(1514), vec![0; 9000], vec![2; 13]]);
     let dropped = vec![(SinkDrop::TooLong, 3), (SinkDrop::TooShort, 1)];
     assert_eq!(sending.counted(), (2, dropped));
-    let client_line = sending.fixture.status("client ")[0].clone();
-    assert!(client_line.ends_with("returned 3, returned_too_long 3"), "{client_line}");
+    let returned = ["returned", "returned_too_long"].map(|name| sending.fixture.of_client(0, name));
+    assert_eq!(returned, [3, 3]);
     sending.fixture.app.tick(&Ports { down: &[2], stations: &[] });
     send(&mut client, 0, &vec![frame(60); 5]);
     let (sent, dropped) = sending.counted();
@@ -217,11 +217,7 @@ fn a_client_with_full_rings_takes_no_share_of_others() {
     let mut fixture = fixture(1, |_| {});
     let mut greedy = [fixture.connect(16), fixture.connect(2), fixture.connect(1)];
     let mut modest = fixture.connect(1);
-    let returned = |fixture: &Fixture, client: usize| -> u64 {
-        let line = fixture.status("client ")[client].clone();
-        let count = line.split("returned ").nth(1).and_then(|rest| rest.split(',').next());
-        count.and_then(|count| count.parse().ok()).unwrap()
-    };
+    let returned = |fixture: &Fixture, client: usize| fixture.of_client(client, "returned");
     for round in 1..=ROUNDS as u64 {
         for client in &mut greedy {
             for ring in 0..client.senders.len() {

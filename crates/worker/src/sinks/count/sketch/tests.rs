@@ -33,7 +33,7 @@ fn check_structure(sketch: &Sketch) {
             assert_eq!(sketch.counters.0[counter as usize].packets.load(Relaxed), count);
             let flow =
                 std::array::from_fn(|word| sketch.counters.0[counter as usize].flow[word].load(Relaxed));
-            let found = sketch.table.find(sketch.hash(&flow), |other| other == counter);
+            let found = sketch.table.find(sketch.hasher.hash(&flow), |other| other == counter);
             assert_eq!(found, Some(counter));
             counters += 1;
             counter = node.next;
