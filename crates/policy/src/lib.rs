@@ -21,6 +21,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 mod diagnostics;
+mod hint;
 pub mod import;
 mod keys;
 mod packet_text;
@@ -34,6 +35,7 @@ pub mod spread;
 mod witness;
 
 pub use diagnostics::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS, Place, Severity};
+pub use hint::{Hint, Replacement};
 pub use packet_text::{frame_of_hex, key_of_text, short_packet};
 pub use parse::{
     DocumentKind, HASH_FIELDS, LoadOptions, MAX_INCLUDE_DEPTH, MAX_INCLUDED_FILES, MAX_SUBSTITUTED_BYTES,
