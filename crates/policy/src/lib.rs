@@ -32,6 +32,7 @@ pub mod protect;
 mod schema;
 mod source;
 pub mod spread;
+mod vocabulary;
 mod witness;
 
 pub use diagnostics::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS, Place, Severity};
@@ -45,6 +46,7 @@ pub use policy::Policy;
 pub use schema::schema;
 use source::Unreadable;
 pub use source::{Folder, MAX_FILE_BYTES, NoFiles, SetLoader, Source};
+pub use vocabulary::value_words;
 pub use witness::Witness;
 
 /// Reads a policy file; the files that it names are relative to it.

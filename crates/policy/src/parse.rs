@@ -39,6 +39,7 @@ pub use files::{MAX_INCLUDE_DEPTH, MAX_INCLUDED_FILES, MAX_TOTAL_BYTES};
 pub use groups::FIELDS as HASH_FIELDS;
 pub use reader::{nearest, type_hint};
 pub use toml_errors::{DocumentKind, read_document};
+pub(crate) use values::hints as value_names;
 pub(crate) use values::mapped_range;
 pub use variables::MAX_SUBSTITUTED_BYTES;
 

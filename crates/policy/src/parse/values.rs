@@ -1,7 +1,7 @@
 //! Single values: functions from the text of an item of a list, a set or a set file to its value. They do not
 //! depend on places or sets.
 
-pub(super) mod hints;
+pub(crate) mod hints;
 #[cfg(test)]
 mod tests;
 

@@ -39,7 +39,7 @@ const SERVICES: [(&str, u16); 22] = [
 ];
 
 /// The named ethertypes except VLAN tags.
-pub(super) const ETHER_TYPES: [&str; 14] = [
+pub(crate) const ETHER_TYPES: [&str; 14] = [
     "ipv4",
     "arp",
     "ipv6",
@@ -186,7 +186,7 @@ pub(in crate::parse) fn protocol(text: &str) -> Option<Hint> {
 }
 
 /// The names of IP protocols.
-fn protocols() -> Vec<String> {
+pub(crate) fn protocols() -> Vec<String> {
     // Protocols without a name print as a number.
     let names = (0..=u8::MAX).map(|number| IpProtocol(number).to_string());
     names.filter(|name| name.starts_with(|c: char| c.is_ascii_alphabetic())).collect()
