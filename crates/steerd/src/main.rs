@@ -17,6 +17,7 @@ mod message;
 mod outcome;
 mod policy_diff;
 mod policy_file;
+mod policy_findings;
 mod policy_tests;
 mod port_counters;
 mod protection;
