@@ -38,7 +38,7 @@ use std::time::Duration;
 use clap::Parser;
 use cli::{Cli, Command};
 use commands::{
-    Error, Outcome, capture, check, devices, diff, explain, flows, healthcheck, history, import, plan,
+    Error, Outcome, capture, check, devices, diff, explain, flows, healthcheck, history, import, lsp, plan,
     reload, rule, size, status, test, top, trace,
 };
 use daemon::{shutdown, signals};
@@ -71,6 +71,7 @@ fn main() -> ExitCode {
         Command::Diff(args) => diff::run(&args),
         Command::Test(args) => test::run(&args).map(|()| Outcome::Success),
         Command::Import(args) => import::run(&args).map(|()| Outcome::Success),
+        Command::Lsp(args) => lsp::run(&args).map(|()| Outcome::Success),
         Command::Devices(args) => devices::run(&args).map(|()| Outcome::Success),
         Command::Healthcheck(args) => healthcheck::run(&args).map(|()| Outcome::Success),
         Command::Status(args) => status::run(&args).map(|()| Outcome::Success),

@@ -33,6 +33,7 @@ use crate::terminal::output::{self, OutputError, Priority, Progress};
 use crate::terminal::style::Layout;
 use crate::traffic;
 use crate::{daemon, policy_file};
+pub(super) use text::{decided_words, reasons_of};
 
 /// The result for a policy without syntax errors.
 struct Checked {

@@ -22,6 +22,7 @@ mod forward;
 mod history;
 mod install;
 mod kernel_sink;
+mod language_server;
 mod libmlx5;
 mod links;
 mod live;

@@ -361,6 +361,11 @@ fn sinks_table(checked: &Checked, layout: Layout) -> String {
     format!("\n{}", headed(&grid, layout))
 }
 
+/// Where a rule is decided, and the keys that a worker must check, in words.
+pub(in crate::commands) fn decided_words(report: &Report, index: usize, rule: &RuleReport) -> String {
+    decided(report, index, rule).1
+}
+
 /// Where a rule is decided, and the keys that a worker must check.
 fn decided(report: &Report, index: usize, rule: &RuleReport) -> (Style, String) {
     match rule.decided {
@@ -512,7 +517,7 @@ fn reasons(report: &Report, layout: Layout) -> String {
 }
 
 /// The reasons of one rule, by key, or else by what the table shows for it.
-fn reasons_of(
+pub(in crate::commands) fn reasons_of(
     report: &Report,
     index: usize,
     rule: &RuleReport,
