@@ -10,6 +10,7 @@ use std::sync::Arc;
 use miette::{GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource, SourceCode};
 use serde::Serialize;
 
+use crate::hint::{Hint, Replacement};
 use crate::source::Source;
 
 /// The most problems that are listed; further ones are counted. A wrong file may have a problem per line.
@@ -42,6 +43,12 @@ pub struct Diagnostic {
     pub label: String,
     /// The remedy.
     pub hint: Option<String>,
+    /// The replacement that carries the remedy out, if it is one of text.
+    #[serde(skip)]
+    pub replacement: Option<Replacement>,
+    /// Other places that the problem is about, each with its part in it.
+    #[serde(skip)]
+    pub related: Vec<(Place, String)>,
     /// Whether the system could not open or read a file.
     #[serde(skip)]
     is_of_unreadable_file: bool,
@@ -81,6 +88,30 @@ impl Place {
         &self.source.name
     }
 
+    /// The source.
+    #[must_use]
+    pub fn source(&self) -> &Arc<Source> {
+        &self.source
+    }
+
+    /// The marked bytes of the source.
+    #[must_use]
+    pub fn span(&self) -> Range<usize> {
+        self.span.clone()
+    }
+
+    /// The marked text; `None`: the source is shorter.
+    #[must_use]
+    pub fn text(&self) -> Option<&str> {
+        self.source.text.get(self.span.clone())
+    }
+
+    /// A part of this place, by its offsets from the start.
+    pub(crate) fn part(&self, part: Range<usize>) -> Self {
+        let start = self.span.start;
+        Self::new(&self.source, start + part.start..start + part.end)
+    }
+
     /// Whether this place is in `source`, the same object.
     pub(crate) fn is_in(&self, source: &Arc<Source>) -> bool {
         Arc::ptr_eq(&self.source, source)
@@ -117,6 +148,8 @@ impl Place {
             column,
             label,
             hint: None,
+            replacement: None,
+            related: Vec::new(),
             is_of_unreadable_file: false,
             span: self.span.start.min(text.len())..self.span.end.min(text.len()),
             source: Arc::new(source),
@@ -127,9 +160,24 @@ impl Place {
 impl Diagnostic {
     /// Adds the remedy.
     #[must_use]
-    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+    pub fn hint(mut self, hint: impl Into<Hint>) -> Self {
+        let hint: Hint = hint.into();
+        self.replacement = hint.replacement(&self.place());
         self.hint = Some(printable(hint.into()));
         self
+    }
+
+    /// Adds another place that the problem is about, and its part in it.
+    #[must_use]
+    pub fn related(mut self, place: &Place, part: impl Into<String>) -> Self {
+        self.related.push((place.clone(), printable(part.into())));
+        self
+    }
+
+    /// The place of the problem.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        Place { source: Arc::clone(self.source.inner()), span: self.span.clone() }
     }
 
     /// Marks the problem as one of a file that the system could not open or read, unless the error is about

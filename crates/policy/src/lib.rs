@@ -21,6 +21,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 mod diagnostics;
+mod hint;
 pub mod import;
 mod keys;
 mod packet_text;
@@ -31,9 +32,11 @@ pub mod protect;
 mod schema;
 mod source;
 pub mod spread;
+mod vocabulary;
 mod witness;
 
 pub use diagnostics::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS, Place, Severity};
+pub use hint::{Hint, Replacement};
 pub use packet_text::{frame_of_hex, key_of_text, short_packet};
 pub use parse::{
     DocumentKind, HASH_FIELDS, LoadOptions, MAX_INCLUDE_DEPTH, MAX_INCLUDED_FILES, MAX_SUBSTITUTED_BYTES,
@@ -43,6 +46,7 @@ pub use policy::Policy;
 pub use schema::schema;
 use source::Unreadable;
 pub use source::{Folder, MAX_FILE_BYTES, NoFiles, SetLoader, Source};
+pub use vocabulary::value_words;
 pub use witness::Witness;
 
 /// Reads a policy file; the files that it names are relative to it.

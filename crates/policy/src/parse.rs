@@ -30,6 +30,7 @@ use std::sync::Arc;
 use program::Match;
 
 use crate::diagnostics::{Diagnostic, Diagnostics, Place};
+use crate::hint::Hint;
 use crate::keys;
 use crate::policy::{Action, Policy, RuleDefinition, RuntimeDefinition, VERSION};
 use crate::policy_test::PolicyTest;
@@ -40,6 +41,7 @@ pub use files::{MAX_INCLUDE_DEPTH, MAX_INCLUDED_FILES, MAX_TOTAL_BYTES};
 pub use groups::FIELDS as HASH_FIELDS;
 pub use reader::{nearest, type_hint};
 pub use toml_errors::{DocumentKind, read_document};
+pub(crate) use values::hints as value_names;
 pub(crate) use values::mapped_range;
 pub use variables::MAX_SUBSTITUTED_BYTES;
 
@@ -306,19 +308,23 @@ fn key_of_one_file(
 
 fn given_twice(reader: &mut Reader, value: &reader::Value<'_>, key: &str, first: &Place) {
     let hint = format!("the first is on line {} of {}", first.line(), first.file());
-    reader.error_with(value.span(), format!("`{key}` is given twice"), "again", hint);
+    reader.report(value.span(), |place| {
+        place.error(format!("`{key}` is given twice"), "again").hint(hint).related(first, "the first")
+    });
 }
 
 fn version(reader: &mut Reader, table: &Table<'_>) {
     const HINT: &str = "write version = 1";
+    let right = || Hint::whole(HINT, VERSION.to_string());
     let Some(value) = table.get("version") else {
-        return reader.error_with(0..0, "the policy has no `version`", "at the top of the file", HINT);
+        let hint = Hint::whole(HINT, format!("version = {VERSION}\n"));
+        return reader.error_with(0..0, "the policy has no `version`", "at the top of the file", hint);
     };
     match reader::integer_of(value) {
         Some(number) if number == i64::from(VERSION) => {}
         Some(number) => {
             let message = format!("version {number} of the language is not supported");
-            reader.error_with(value.span(), message, "not known", HINT);
+            reader.error_with(value.span(), message, "not known", right());
         }
         None => reader.wrong_type(value, "`version`", "a number"),
     }

@@ -34,7 +34,12 @@ pub fn all_warnings(
             Reach::Impossible => warnings.push(warn().hint("no packet meets all of its keys together")),
             Reach::Shadowed(takers) => {
                 let hint = format!("all its packets go to {} before it", rule_names(policy, takers));
-                warnings.push(warn().hint(hint));
+                let takers = takers.iter().filter_map(|taker| policy.rules.get(taker.index()));
+                let takers = takers.take(SHOWN_NAMES);
+                let warning = takers.fold(warn().hint(hint), |warning, taker| {
+                    warning.related(&taker.name_place, format!("`{}` takes its packets", taker.name))
+                });
+                warnings.push(warning);
             }
             Reach::NotDecided(why) => {
                 let message = format!("it is not known whether the rule `{}` ever matches", rule.name);

@@ -44,6 +44,8 @@ pub(crate) enum Command {
     Test(TestArgs),
     /// Convert the rules of another tool to a policy.
     Import(ImportArgs),
+    /// Serve an editor: a language server for policies over standard input and output.
+    Lsp(LspArgs),
     /// List libibverbs' devices and the soft NIC of the settings.
     Devices(DevicesArgs),
     /// Request /healthz of the running daemon; exit code 0 if it is healthy, 1 if not.
@@ -253,6 +255,27 @@ pub(crate) struct TestArgs {
     pub(crate) junit: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) printed: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = exit_status::help(exit_status::LSP))]
+pub(crate) struct LspArgs {
+    /// The device model that policies are checked for: ideal, mlx5, mlx4, mana, bnxt_re, conservative, or a
+    /// file that describes a device. Settings of the editor override this and the other options.
+    #[arg(long, value_name = "NAME|FILE")]
+    pub(crate) model: Option<String>,
+    /// The number of workers to compile for [default: that of the settings, else as many as the policy
+    /// names].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) workers: Option<u32>,
+    #[command(flatten)]
+    pub(crate) variables: VariableArgs,
+    /// The settings file of a daemon, for the number of workers, the device and the variables.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Accepted, because some editors add it: there is no other way to talk to the server.
+    #[arg(long, hide = true)]
+    pub(crate) stdio: bool,
 }
 
 /// The packets that a policy is checked for.
@@ -468,7 +491,7 @@ pub(crate) struct ApiArgs {
 }
 
 /// The form of what a command prints. The same options for all commands.
-#[derive(Clone, Copy, Debug, Args)]
+#[derive(Clone, Copy, Debug, Default, Args)]
 pub(crate) struct OutputArgs {
     /// The output format.
     #[arg(long, global = true, value_enum, default_value_t = Format::Text)]
@@ -752,8 +775,9 @@ pub(crate) enum NicFilterUse {
     Drop,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
+    #[default]
     Text,
     Json,
 }
@@ -777,7 +801,7 @@ fn parse_filter_model(text: &str) -> Result<FilterModel, String> {
 }
 
 /// A device model by name or from a file; errors with their causes, of which clap prints only the first.
-fn parse_model(text: &str) -> Result<DeviceModel, String> {
+pub(crate) fn parse_model(text: &str) -> Result<DeviceModel, String> {
     use std::error::Error as _;
     DeviceModel::named_or_file(text).map_err(|error| match error.source() {
         Some(source) => format!("{error}: {source}"),

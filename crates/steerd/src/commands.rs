@@ -12,6 +12,7 @@ pub(crate) mod flows;
 pub(crate) mod healthcheck;
 pub(crate) mod history;
 pub(crate) mod import;
+pub(crate) mod lsp;
 pub(crate) mod plan;
 pub(crate) mod reload;
 pub(crate) mod rule;

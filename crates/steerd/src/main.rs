@@ -15,6 +15,7 @@ mod message;
 mod outcome;
 mod policy_diff;
 mod policy_file;
+mod policy_findings;
 mod policy_tests;
 mod port_counters;
 mod rates;
@@ -34,7 +35,7 @@ use std::time::Duration;
 use clap::Parser;
 use cli::{Cli, Command};
 use commands::{
-    Error, Outcome, capture, check, devices, diff, explain, flows, healthcheck, history, import, plan,
+    Error, Outcome, capture, check, devices, diff, explain, flows, healthcheck, history, import, lsp, plan,
     reload, rule, size, status, test, top, trace,
 };
 use daemon::{shutdown, signals};
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
         Command::Diff(args) => diff::run(&args),
         Command::Test(args) => test::run(&args).map(|()| Outcome::Success),
         Command::Import(args) => import::run(&args).map(|()| Outcome::Success),
+        Command::Lsp(args) => lsp::run(&args).map(|()| Outcome::Success),
         Command::Devices(args) => devices::run(&args).map(|()| Outcome::Success),
         Command::Healthcheck(args) => healthcheck::run(&args).map(|()| Outcome::Success),
         Command::Status(args) => status::run(&args).map(|()| Outcome::Success),

@@ -248,7 +248,7 @@ pub(crate) fn compile_weighted(
 pub(crate) const TRAFFIC_HINT: &str = "correct the path or leave it empty";
 
 /// The error points at the value of the setting, because no part of the policy names the capture.
-fn unreadable_traffic(traffic: Option<&Traffic>, error: &UnreadableCapture) -> Diagnostics {
+pub(crate) fn unreadable_traffic(traffic: Option<&Traffic>, error: &UnreadableCapture) -> Diagnostics {
     let path = match traffic {
         Some(Traffic::Capture(path)) => path.display().to_string(),
         Some(Traffic::Counters) | None => String::new(),

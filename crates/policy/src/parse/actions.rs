@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use program::GroupId;
 
+use crate::hint::Hint;
 use crate::keys;
 use crate::policy::{Action, Direction};
 
@@ -46,10 +47,13 @@ pub(super) fn of_rule(reader: &mut Reader, value: &Value<'_>, groups: &Groups) -
     reader.error_lazy(value.span(), || {
         let lower = text.to_ascii_lowercase();
         let hint = match (synonyms::of_action(text), nearest(&lower, WORDS.iter().map(|(word, _)| *word))) {
-            _ if groups.has(text) => format!("write {{ steer = \"{text}\" }}"),
-            (Some(hint), _) => hint.to_owned(),
-            (None, Some(word)) => format!("did you mean `{word}`?"),
-            (None, None) => USUAL.to_owned(),
+            _ if groups.has(text) => {
+                let action = format!("{{ steer = \"{text}\" }}");
+                Hint::whole(format!("write {action}"), action)
+            }
+            (Some(hint), _) => hint.into(),
+            (None, Some(word)) => Hint::meant(text, word),
+            (None, None) => USUAL.into(),
         };
         (format!("unknown action `{}`", shortened(text)), "not an action".to_owned(), hint)
     });
@@ -118,9 +122,9 @@ fn in_braces(reader: &mut Reader, value: &Value<'_>, groups: &Groups) -> Option<
 
 /// The group that a default names; an unknown name may be a misspelt action or that of another tool.
 fn default_group(reader: &mut Reader, groups: &Groups, text: &str, value: &Value<'_>) -> Option<GroupId> {
-    let near = nearest(text, ["kernel", "drop"].into_iter()).map(|word| format!("did you mean `{word}`?"));
+    let near = nearest(text, ["kernel", "drop"].into_iter()).map(|word| Hint::meant(text, word));
     let word = synonyms::of_action(text).filter(|hint| hint.starts_with("write \""));
-    match near.or(word.map(str::to_owned)).filter(|_| !groups.has(text)) {
+    match near.or(word.map(Hint::from)).filter(|_| !groups.has(text)) {
         Some(hint) => {
             let message = format!("`{text}` is neither a group nor `kernel` or `drop`");
             reader.error_with(value.span(), message, "not known", hint);

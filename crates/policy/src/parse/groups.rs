@@ -7,6 +7,7 @@ use packet::{HashFields, RssKey};
 use program::GroupId;
 use toml::Spanned;
 
+use crate::hint::Hint;
 use crate::keys;
 use crate::policy::{
     GroupDefinition, MAX_GROUPS, MAX_TABLE_SIZE, MAX_WEIGHT, MAX_WORKER, WorkerShare, Workers,
@@ -68,11 +69,11 @@ impl Groups {
         if found.is_none() && reader.reports_unknown(name, names()) {
             reader.error_lazy(value.span(), || {
                 let hint = match nearest(name, names()) {
-                    Some(near) => format!("did you mean `{near}`?"),
+                    Some(near) => Hint::meant(name, near),
                     None if self.list.is_empty() => {
-                        format!("the policy has no groups: add [groups.{}]", shortened(name))
+                        format!("the policy has no groups: add [groups.{}]", shortened(name)).into()
                     }
-                    None => format!("the groups are {}", first_names(names())),
+                    None => format!("the groups are {}", first_names(names())).into(),
                 };
                 (format!("unknown group `{}`", shortened(name)), "no such group".to_owned(), hint)
             });
@@ -343,8 +344,8 @@ fn hash(reader: &mut Reader, value: &Value<'_>) -> Option<HashFields> {
                 None => {
                     let names = || FIELDS.iter().map(|(name, _)| *name);
                     let hint = match nearest(name, names()) {
-                        Some(near) => format!("did you mean `{near}`?"),
-                        None => format!("the fields are {}", names().collect::<Vec<_>>().join(", ")),
+                        Some(near) => Hint::meant(name, near),
+                        None => format!("the fields are {}", names().collect::<Vec<_>>().join(", ")).into(),
                     };
                     reader.error_with(
                         item.span(),

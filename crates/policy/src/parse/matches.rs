@@ -7,6 +7,7 @@ use std::ops::Range;
 use packet::{Field, MAX_MPLS_LABELS};
 use program::{Addresses, ByteSet, Family, Fragments, Macs, MaskedMac, Match, MplsEntry, RangeSet};
 
+use crate::hint::Hint;
 use crate::keys;
 
 use super::conflicts;
@@ -438,8 +439,12 @@ pub(super) fn word<T: Copy>(
     let found = words.iter().find(|(word, _)| *word == text).map(|(_, meaning)| *meaning);
     if found.is_none() {
         let hint = match synonyms::of_word(&text, &known) {
-            Some(word) => format!("did you mean \"{word}\"?"),
-            None => format!("write {}", known.join(" or ")),
+            // A number needs quotes as well.
+            Some(word) if value.get_ref().is_str() => {
+                Hint::word(format!("did you mean \"{word}\"?"), &text, word)
+            }
+            Some(word) => Hint::whole(format!("did you mean \"{word}\"?"), format!("\"{word}\"")),
+            None => format!("write {}", known.join(" or ")).into(),
         };
         let message = format!("`{key}` must be one of {}, not `{}`", known.join(", "), shortened(&text));
         reader.error_with(value.span(), message, "not known", hint);

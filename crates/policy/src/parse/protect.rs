@@ -6,6 +6,7 @@ use std::ops::Range;
 use packet::{EtherType, Field, IpProtocol};
 use program::{Family, Match, RangeSet};
 
+use crate::hint::Hint;
 use crate::keys;
 use crate::policy::MAX_PROTECTED_MATCHES;
 use crate::protect::{DEFAULT_KINDS, Kind as NamedKind, ProtectedMatch};
@@ -185,15 +186,15 @@ impl Kind for PortKind {
         let range = super::values::Numbers::of(Field::DstPort).parse(ports)?;
         match tcp || udp {
             true => Ok((tcp, udp, range)),
-            false => Err(Refused(Some(format!("write {ports}/tcp or {ports}/udp")))),
+            false => Err(Refused(Some(format!("write {ports}/tcp or {ports}/udp").into()))),
         }
     }
 
-    fn hint_for(&self, text: &str) -> Option<String> {
+    fn hint_for(&self, text: &str) -> Option<Hint> {
         let Some((first, second)) = text.split_once('/') else { return hints::port(text) };
         let is_reversed = ["tcp", "udp"].iter().any(|name| name.eq_ignore_ascii_case(first));
         is_reversed
-            .then(|| format!("write {second}/{}", first.to_ascii_lowercase()))
+            .then(|| Hint::write(text, &format!("{second}/{}", first.to_ascii_lowercase())))
             .or_else(|| hints::port(first))
     }
 }
@@ -236,7 +237,7 @@ impl Kind for ProtocolKind {
         Ok((name, Match { family, ..of(Field::Protocol, protocol.0.into()) }))
     }
 
-    fn hint_for(&self, text: &str) -> Option<String> {
+    fn hint_for(&self, text: &str) -> Option<Hint> {
         let lower = text.to_ascii_lowercase();
         let kinds = crate::protect::KINDS.iter();
         let other = match &*lower {
@@ -245,13 +246,11 @@ impl Kind for ProtocolKind {
             "dhcpv6" | "dhcpv4" | "bootp" => Some("dhcp"),
             _ => None,
         };
-        let service = || hints::service(text).map(|port| format!("write ports = [{port}]"));
+        let service = || hints::service(text).map(|port| format!("write ports = [{port}]").into());
         other
-            .map(|name| format!("did you mean `{name}`?"))
+            .map(|name| Hint::meant(text, name))
             .or_else(service)
-            .or_else(|| {
-                nearest(&lower, kinds.map(|kind| kind.name)).map(|name| format!("did you mean `{name}`?"))
-            })
+            .or_else(|| nearest(&lower, kinds.map(|kind| kind.name)).map(|name| Hint::meant(text, name)))
             .or_else(|| hints::protocol(text))
             .or_else(|| hints::ether_type(text))
     }

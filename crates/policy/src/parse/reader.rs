@@ -12,6 +12,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::diagnostics::{Diagnostic, Diagnostics, Place, Severity};
+use crate::hint::Hint;
 use crate::keys;
 use crate::policy::MAX_NAME_BYTES;
 use crate::source::Source;
@@ -62,7 +63,7 @@ impl Reader {
         span: Range<usize>,
         message: impl Into<String>,
         label: impl Into<String>,
-        hint: impl Into<String>,
+        hint: impl Into<Hint>,
     ) {
         self.report(span, |place| place.error(message, label).hint(hint));
     }
@@ -78,10 +79,10 @@ impl Reader {
 
     /// Reports an error whose message, label and hint take long to find: they are made only if the error is
     /// listed.
-    pub(super) fn error_lazy(
+    pub(super) fn error_lazy<H: Into<Hint>>(
         &mut self,
         span: Range<usize>,
-        describe: impl FnOnce() -> (String, String, String),
+        describe: impl FnOnce() -> (String, String, H),
     ) {
         self.report(span, |place| {
             let (message, label, hint) = describe();
@@ -89,7 +90,8 @@ impl Reader {
         });
     }
 
-    fn report(&mut self, span: Range<usize>, make: impl FnOnce(&Place) -> Diagnostic) {
+    /// Reports a problem that is made only if it is listed.
+    pub(super) fn report(&mut self, span: Range<usize>, make: impl FnOnce(&Place) -> Diagnostic) {
         if self.is_unresolved(&span) {
             return;
         }
@@ -126,10 +128,10 @@ impl Reader {
                 self.error_lazy(key.span(), || {
                     let names = || known.iter().map(|known| known.name);
                     let hint = match (synonyms::of_key(of, name), nearest(name, names())) {
-                        (Some(hint), _) => hint.to_owned(),
-                        (None, Some(near)) => format!("did you mean `{near}`?"),
+                        (Some(hint), _) => hint,
+                        (None, Some(near)) => Hint::meant(name, near),
                         (None, None) => {
-                            format!("the keys of {of} are {}", names().collect::<Vec<_>>().join(", "))
+                            format!("the keys of {of} are {}", names().collect::<Vec<_>>().join(", ")).into()
                         }
                     };
                     (
@@ -235,22 +237,27 @@ impl Reader {
 /// A hint for a value whose content is right and whose type is wrong. `wanted`: the type, as "a number",
 /// "true or false", "a list" or "a string".
 #[must_use]
-pub fn type_hint(value: &DeValue<'_>, wanted: &str) -> Option<String> {
+pub fn type_hint(value: &DeValue<'_>, wanted: &str) -> Option<Hint> {
     let text = value.as_str().map(str::trim);
     match (wanted, text) {
         ("a number", Some(text)) if text.parse::<i64>().is_ok() => {
-            Some(format!("write {text}, without quotes"))
+            let words = format!("write {text}, without quotes");
+            // TOML allows no leading zeros.
+            let is_toml = text.parse::<i64>().is_ok_and(|number| number.to_string() == text);
+            Some(if is_toml { Hint::whole(words, text) } else { words.into() })
         }
-        ("true or false", Some("true" | "yes" | "on" | "1")) => Some("write true, without quotes".to_owned()),
+        ("true or false", Some("true" | "yes" | "on" | "1")) => {
+            Some(Hint::whole("write true, without quotes", "true"))
+        }
         ("true or false", Some("false" | "no" | "off" | "0")) => {
-            Some("write false, without quotes".to_owned())
+            Some(Hint::whole("write false, without quotes", "false"))
         }
-        ("a list", Some(text)) => Some(format!("write [\"{}\"]", shortened(text))),
-        ("a list", None) if value.is_integer() => Some("write it in brackets: [...]".to_owned()),
+        ("a list", Some(text)) => Some(format!("write [\"{}\"]", shortened(text)).into()),
+        ("a list", None) if value.is_integer() => Some("write it in brackets: [...]".into()),
         ("a list of tables", None) if value.is_table() => {
-            Some("write [[rules]], with two brackets on each side".to_owned())
+            Some("write [[rules]], with two brackets on each side".into())
         }
-        ("a string", None) if value.is_array() => Some("write one value, without brackets".to_owned()),
+        ("a string", None) if value.is_array() => Some("write one value, without brackets".into()),
         _ => None,
     }
 }
@@ -282,7 +289,10 @@ impl Names {
             true => format!("the first is on line {}", first.line()),
             false => format!("the first is on line {} of {}", first.line(), first.file()),
         };
-        reader.error_with(span, format!("another {of} is called `{name}`"), "not unique", hint);
+        reader.report(span, |place| {
+            let error = place.error(format!("another {of} is called `{name}`"), "not unique");
+            error.hint(hint).related(first, "the first")
+        });
         false
     }
 }

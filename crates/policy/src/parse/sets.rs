@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::diagnostics::{Place, Severity};
+use crate::hint::Hint;
 use crate::keys;
 use crate::policy::{MAX_SET_VALUES, MAX_TOTAL_VALUES, SetSize};
 
@@ -380,9 +381,9 @@ impl Sets {
             return reader.diagnostics.push_with(Severity::Error, || {
                 let hint = match self.index.contains_key(text) {
                     true => {
-                        "a file contains values only: define a third set that names the file's set and this one".to_owned()
+                        "a file contains values only: define a third set that names the file's set and this one".into()
                     }
-                    false => hints::of_any_kind(text, true).unwrap_or_else(|| kind.hint().to_owned()),
+                    false => hints::of_any_kind(text, true).unwrap_or_else(|| kind.hint().into()),
                 };
                 let of_set = within.map(|set| format!(" of the set `{}`", set.name)).unwrap_or_default();
                 place.error(format!("this line{of_set} is not {}", kind.name()), "this line").hint(hint)
@@ -398,11 +399,11 @@ impl Sets {
             };
             let hint = match (refused.0, near) {
                 (Some(better), _) => better,
-                (None, Some(near)) => format!("did you mean the set `{near}`?"),
+                (None, Some(near)) => Hint::word(format!("did you mean the set `{near}`?"), text, near),
                 (None, None) => hints::of_any_kind(text, is_of_a_file)
                     .or_else(|| kind.hint_for(text))
                     .or_else(|| hints::several(text))
-                    .unwrap_or_else(|| kind.hint().to_owned()),
+                    .unwrap_or_else(|| kind.hint().into()),
             };
             place.error(message, format!("not {}", kind.name())).hint(hint)
         });

@@ -13,6 +13,7 @@ use program::{
 };
 use toml::Spanned;
 
+use crate::hint::Hint;
 use crate::keys::{self, Key as KnownKey};
 use crate::policy::SinkDefinition;
 
@@ -130,8 +131,8 @@ impl Sinks {
         if reader.reports_unknown(name, names()) {
             reader.error_lazy(value.span(), || {
                 let hint = match nearest(name, names()) {
-                    Some(near) => format!("did you mean `{near}`?"),
-                    None => format!("add [sinks.{}] with a `kind`", shortened(name)),
+                    Some(near) => Hint::meant(name, near),
+                    None => format!("add [sinks.{}] with a `kind`", shortened(name)).into(),
                 };
                 (format!("unknown sink `{}`", shortened(name)), "no such sink".to_owned(), hint)
             });
@@ -155,9 +156,9 @@ fn kind_of(
     let name = reader.string(value, "`kind`")?;
     let found = keys::SINKS.iter().find(|(known, _)| *known == name);
     if found.is_none() {
-        let near = nearest(name, kinds()).map(|near| format!("did you mean `{near}`?"));
+        let near = nearest(name, kinds()).map(|near| Hint::meant(name, near));
         let message = format!("unknown kind of sink `{}`", shortened(name));
-        reader.error_with(value.span(), message, "not a kind", near.unwrap_or_else(all));
+        reader.error_with(value.span(), message, "not a kind", near.unwrap_or_else(|| all().into()));
     }
     found
 }

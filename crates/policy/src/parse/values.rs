@@ -1,7 +1,7 @@
 //! Single values: functions from the text of an item of a list, a set or a set file to its value. They do not
 //! depend on places or sets.
 
-pub(super) mod hints;
+pub(crate) mod hints;
 #[cfg(test)]
 mod tests;
 
@@ -10,11 +10,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use packet::{EtherType, Field, Flag, Form, IpProtocol, MacAddr};
 use program::{ByteSet, Fragments, MaskedMac, Word};
 
+use crate::hint::Hint;
 use crate::policy::{MAX_LABEL, MAX_LABEL_CLASS};
 
 /// A text that is not a value of a kind, with a better hint than the kind's own if there is one.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Refused(pub(super) Option<String>);
+pub(super) struct Refused(pub(super) Option<Hint>);
 
 pub(super) type Parsed<T> = Result<T, Refused>;
 
@@ -29,7 +30,7 @@ pub(super) trait Kind {
     fn hint(&self) -> &'static str;
     fn parse(&self, text: &str) -> Parsed<Self::Value>;
     /// A hint for a text that is not a value, if the text suggests what was meant.
-    fn hint_for(&self, text: &str) -> Option<String>;
+    fn hint_for(&self, text: &str) -> Option<Hint>;
 }
 
 /// A kind with a function of its own.
@@ -37,7 +38,7 @@ pub(super) struct Plain<T> {
     name: &'static str,
     hint: &'static str,
     parse: fn(&str) -> Parsed<T>,
-    hint_for: fn(&str) -> Option<String>,
+    hint_for: fn(&str) -> Option<Hint>,
 }
 
 /// A kind of number, read as inclusive ranges.
@@ -73,7 +74,7 @@ impl<T> Kind for Plain<T> {
         (self.parse)(text)
     }
 
-    fn hint_for(&self, text: &str) -> Option<String> {
+    fn hint_for(&self, text: &str) -> Option<Hint> {
         (self.hint_for)(text)
     }
 }
@@ -110,7 +111,7 @@ impl Kind for Numbers {
         Ok((u32::narrow(low.into()), u32::narrow(high.into())))
     }
 
-    fn hint_for(&self, text: &str) -> Option<String> {
+    fn hint_for(&self, text: &str) -> Option<Hint> {
         let of_form = match self.form {
             Form::EtherType => hints::ether_type(text),
             Form::Protocol => hints::protocol(text),
@@ -147,7 +148,7 @@ impl Kind for Flags {
         flags(text, self.known).map(|set| set.intersect(&self.all))
     }
 
-    fn hint_for(&self, text: &str) -> Option<String> {
+    fn hint_for(&self, text: &str) -> Option<Hint> {
         hints::flags(text, self.known)
     }
 }
@@ -231,7 +232,7 @@ fn number(text: &str) -> Parsed<u64> {
     if radix == 10 && digits.len() > 1 && digits.starts_with('0') {
         let plain = digits.trim_start_matches('0');
         let plain = if plain.is_empty() { "0" } else { plain };
-        return Err(Refused(Some(format!("write 0x{digits} in hexadecimal, or {plain}"))));
+        return Err(Refused(Some(format!("write 0x{digits} in hexadecimal, or {plain}").into())));
     }
     u64::from_str_radix(digits, radix).map_err(|_| Refused(None))
 }
@@ -254,7 +255,8 @@ fn bounded(text: &str, most: u64, read: fn(&str) -> Parsed<u64>) -> Parsed<(u64,
         return Err(Refused(None));
     }
     if low > high {
-        return Err(Refused(Some(format!("the range is reversed: write {high}-{low}"))));
+        let right = format!("{high}-{low}");
+        return Err(Refused(Some(Hint::word(format!("the range is reversed: write {right}"), text, &right))));
     }
     Ok((low, high))
 }
@@ -322,7 +324,7 @@ fn flags(text: &str, known: &[Flag]) -> Parsed<ByteSet> {
         let found = known.iter().find(|(flag, _)| flag.eq_ignore_ascii_case(name));
         let Some((flag, bit)) = found else { return Err(Refused(None)) };
         if mask & bit != 0 {
-            return Err(Refused(Some(format!("{flag} is given twice"))));
+            return Err(Refused(Some(format!("{flag} is given twice").into())));
         }
         mask |= bit;
         value |= if set { *bit } else { 0 };
@@ -339,7 +341,12 @@ fn mac(text: &str) -> Parsed<MaskedMac> {
     };
     if (0..6).any(|i| value.0[i] & !mask.0[i] != 0) {
         let kept = MacAddr(std::array::from_fn(|i| value.0[i] & mask.0[i]));
-        return Err(Refused(Some(format!("it has bits outside its mask: write {kept}/{mask}"))));
+        let right = format!("{kept}/{mask}");
+        return Err(Refused(Some(Hint::word(
+            format!("it has bits outside its mask: write {right}"),
+            text,
+            &right,
+        ))));
     }
     Ok(MaskedMac { value, mask })
 }
@@ -354,10 +361,13 @@ fn mac_address(text: &str) -> Parsed<MacAddr> {
 fn address(text: &str) -> Parsed<(IpAddr, IpAddr)> {
     let (first, last) = addresses(text)?;
     match mapped_range(first, last) {
-        Some((low, high)) => Err(Refused(Some(format!(
-            "no packet has an IPv4-mapped address, which stands for IPv4 in programs only: write {}",
-            as_written(text, low, high)
-        )))),
+        Some((low, high)) => {
+            let right = as_written(text, low, high);
+            let words = format!(
+                "no packet has an IPv4-mapped address, which stands for IPv4 in programs only: write {right}"
+            );
+            Err(Refused(Some(Hint::word(words, text, &right))))
+        }
         None => Ok((first, last)),
     }
 }
@@ -394,9 +404,12 @@ fn addresses(text: &str) -> Parsed<(IpAddr, IpAddr)> {
         let (low, high) = (ip(low.trim())?, ip(high.trim())?);
         return match (low, high) {
             (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => {
-                Err(Refused(Some("both ends of a range must be IPv4, or both IPv6".to_owned())))
+                Err(Refused(Some("both ends of a range must be IPv4, or both IPv6".into())))
             }
-            _ if low > high => Err(Refused(Some(format!("the range is reversed: write {high}-{low}")))),
+            _ if low > high => {
+                let right = format!("{high}-{low}");
+                Err(Refused(Some(Hint::word(format!("the range is reversed: write {right}"), text, &right))))
+            }
             _ => Ok((low, high)),
         };
     }
@@ -405,7 +418,7 @@ fn addresses(text: &str) -> Parsed<(IpAddr, IpAddr)> {
         return Ok((address, address));
     };
     let length = number(length).map_err(|_| Refused(None))?;
-    let too_long = |most| Err(Refused(Some(format!("a prefix has at most {most} bits"))));
+    let too_long = |most| Err(Refused(Some(format!("a prefix has at most {most} bits").into())));
     let written = ip(address)?;
     let (first, last) = match written {
         IpAddr::V4(_) if length > 32 => return too_long(32),
@@ -423,7 +436,12 @@ fn addresses(text: &str) -> Parsed<(IpAddr, IpAddr)> {
         }
     };
     if written != first {
-        return Err(Refused(Some(format!("it has bits beyond its prefix: write {first}/{length}"))));
+        let right = format!("{first}/{length}");
+        return Err(Refused(Some(Hint::word(
+            format!("it has bits beyond its prefix: write {right}"),
+            text,
+            &right,
+        ))));
     }
     Ok((first, last))
 }

@@ -9,6 +9,7 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 use crate::diagnostics::Place;
+use crate::hint::Hint;
 
 use super::reader::{Reader, Table, Value, entries, nearest};
 use super::sets::shortened;
@@ -167,18 +168,18 @@ impl<'t> Variables<'t> {
     }
 
     /// Message, label and hint for an unknown variable.
-    fn unknown(&self, name: &str) -> (String, String, String) {
+    fn unknown(&self, name: &str) -> (String, String, Hint) {
         let trimmed = name.trim();
         let label = "no such variable".to_owned();
         if trimmed.is_empty() {
-            return ("the variable has no name".to_owned(), label, "write ${name}".to_owned());
+            return ("the variable has no name".to_owned(), label, "write ${name}".into());
         }
         let hint = match nearest(name, self.known.keys().map(String::as_str)) {
-            _ if trimmed != name => format!("write ${{{}}}, without spaces", shortened(trimmed)),
-            Some(near) => format!("did you mean `{near}`?"),
+            _ if trimmed != name => format!("write ${{{}}}, without spaces", shortened(trimmed)).into(),
+            Some(near) => Hint::meant(name, near),
             None => {
                 let name = shortened(name);
-                format!("write {name} = ... in [variables], or pass --set {name}=...")
+                format!("write {name} = ... in [variables], or pass --set {name}=...").into()
             }
         };
         (format!("unknown variable `{}`", shortened(name)), label, hint)

@@ -81,6 +81,13 @@ pub(super) const TEST: ExitCodes = &[
     (10, "a test failed"),
 ];
 
+pub(super) const LSP: ExitCodes = &[
+    (0, "the editor ended the session"),
+    (1, "the session ended without `shutdown`"),
+    (2, "the command line is wrong"),
+    (7, "a message has no frame, or an option names a model or settings that cannot be used"),
+];
+
 pub(super) const RELOAD: ExitCodes = &[
     (0, "the policy is in force"),
     (1, "the daemon refuses the policy, the previous one stays in force"),
@@ -102,6 +109,7 @@ pub(super) fn of(command: &str) -> Option<ExitCodes> {
         "steerd run" => Some(RUN),
         "steerd check" => Some(CHECK),
         "steerd test" => Some(TEST),
+        "steerd lsp" => Some(LSP),
         "steerd reload" | "steerd confirm" | "steerd rollback" => Some(RELOAD),
         "steerd diff" => Some(DIFF),
         _ => None,

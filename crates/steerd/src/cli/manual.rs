@@ -73,6 +73,7 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
     ),
     ("steerd test", &[("steerd test --coverage policy.toml", "Run the tests of a policy.")]),
     ("steerd import", &[("steerd import nft ruleset.json", "Convert the output of nft -j list ruleset.")]),
+    ("steerd lsp", &[("steerd lsp --model mlx5", "Serve an editor, for a device model.")]),
     (
         "steerd devices",
         &[

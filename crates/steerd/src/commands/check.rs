@@ -12,13 +12,11 @@ mod text;
 
 use std::path::Path;
 
-use analysis::{Analysis, Reach, RuleAnalysis};
+use analysis::Analysis;
 use compiler::{Job, Weights};
 use policy::{Diagnostic, Diagnostics, Policy};
 use program::{Program, SinkId};
-use reports::{
-    Decided, Decisions, DeviceRoom, LostReport, ProtectionReport, Report, TrafficSample, TrafficShares,
-};
+use reports::{Decisions, TrafficSample, TrafficShares};
 use serde::Serialize;
 
 use self::interface::OnInterface;
@@ -28,13 +26,14 @@ use crate::cli::{ApiArgs, CheckArgs, Cli, Deny, Format, NicFilterUse, TrafficArg
 use crate::commands::{Error, client};
 use crate::daemon::preflight::{self, Findings, Installation};
 use crate::policy_file::{Counters, PolicyErrors};
-use crate::policy_tests::{RequiredTests, TestSummary};
+use crate::policy_findings::PolicyFindings;
 use crate::settings::{PolicySource, Settings, Traffic};
 use crate::terminal::numbers::counted;
 use crate::terminal::output::{self, OutputError, Priority, Progress};
 use crate::terminal::style::Layout;
 use crate::traffic;
 use crate::{daemon, policy_file};
+pub(super) use text::{decided_words, reasons_of};
 
 /// The result for a policy without syntax errors.
 struct Checked {
@@ -43,23 +42,7 @@ struct Checked {
     sha256: String,
     workers: usize,
     policy: Policy,
-    report: Report,
-    /// Packets that the policy leaves to the kernel and that a worker receives.
-    lost: LostReport,
-    /// The outcome of the protected packets.
-    protection: ProtectionReport,
-    /// The room of the device for rules at run time; `None`: there is no program, or none may be there.
-    room: Option<DeviceRoom>,
-    /// Why there is too little room.
-    room_errors: Vec<Diagnostic>,
-    /// The error that the settings require tests and there are none.
-    requirement: Option<Diagnostic>,
-    /// The tests of the policy; `None`: there is no program.
-    tests: Option<TestSummary>,
-    /// `None`: skipped.
-    analysis: Option<Analysis>,
-    /// Warnings of the text, of the program and of the analysis.
-    warnings: Vec<Diagnostic>,
+    findings: PolicyFindings,
     /// Warnings about the device of the settings.
     device_warnings: Vec<String>,
     /// The findings about a start with the settings; `None`: there are none, or they are for another host.
@@ -179,15 +162,10 @@ fn check_policy(
     let policy_file::Read { policy, warnings, inputs } = read;
     let workers = workers.unwrap_or_else(|| policy_file::workers_named(&policy));
     let job = Job::new(&policy, profile, workers).weighted(weights.as_ref());
-    let report = Report::of(&job).with_written_actions(&policy);
+    let findings = PolicyFindings::of(&job, &source, warnings, !args.quiet);
     let analysis = analysed(args, &policy);
-    let lost = report.program.as_ref().map(|program| LostReport::of(&policy, program)).unwrap_or_default();
-    let protection = ProtectionReport::of(&policy, report.program.as_ref());
-    let room = report.program.as_ref().and_then(|program| DeviceRoom::of(&job, program, !args.quiet));
-    let tests = tested(&policy, &source, report.program.as_ref());
-    let requirement = RequiredTests::missing(&source, &policy);
-    let (room_errors, of_room) = policy_file::room_findings(room.as_ref(), &policy, profile);
-    let warnings = reports::all_warnings(&policy, &report, analysis.as_ref(), [warnings, of_room].concat());
+    let findings = findings.analysed(&policy, analysis);
+    let report = &findings.report;
     let device_warnings = report.program.as_ref().map(|program| device.warnings(program)).unwrap_or_default();
     let packets = || weights.iter().flat_map(compiler::Weights::packets).sum();
     let traffic = capture(args).zip(report.program.as_ref());
@@ -212,15 +190,7 @@ fn check_policy(
         sha256: inputs.sha256.clone(),
         workers,
         policy,
-        report,
-        lost,
-        protection,
-        room,
-        room_errors,
-        requirement,
-        tests,
-        analysis,
-        warnings,
+        findings,
         device_warnings,
         start: start.take(),
         traffic,
@@ -256,11 +226,6 @@ fn read(args: &CheckArgs, source: &PolicySource) -> Result<policy_file::Read, Bo
         };
         Box::new(Unanswered { diagnostics, ..*Box::<Unanswered>::from(error) })
     })
-}
-
-/// The tests of the policy; `None`: there is no program.
-fn tested(policy: &Policy, source: &PolicySource, program: Option<&Program>) -> Option<TestSummary> {
-    program.map(|program| TestSummary::of(policy, &source.folder(), Some(program)))
 }
 
 /// The analysis of the rules. With --quiet it runs only if --deny needs it.
@@ -373,9 +338,9 @@ impl Checked {
     }
 
     fn print(&self, quiet: bool) -> Result<(), OutputError> {
-        let mut all: Vec<Diagnostic> = self.problems().cloned().collect();
+        let mut all: Vec<Diagnostic> = self.findings.problems().cloned().collect();
         if !quiet {
-            all.extend(self.warnings.iter().cloned());
+            all.extend(self.findings.warnings.iter().cloned());
         }
         output::print_diagnostics(&Diagnostics::from(all));
         for error in self.interface_errors() {
@@ -394,23 +359,15 @@ impl Checked {
     /// An error if the device cannot run the policy, or if something is denied.
     fn verdict(&self, denied: &[String]) -> Verdict {
         let file = self.source.to_string();
-        match &self.report.program {
-            None => Err(Error::Impossible { file, found: format!("impossible on {}", self.report.device) }),
+        match &self.findings.report.program {
+            None => Err(Error::Impossible {
+                file,
+                found: format!("impossible on {}", self.findings.report.device),
+            }),
             Some(_) if !self.is_installable() => Err(Error::Impossible { file, found: self.refusal() }),
             Some(_) if denied.is_empty() => Ok(()),
             Some(_) => Err(Error::Denied { file, found: denied.join(", ") }),
         }
-    }
-
-    /// Why the policy is refused, with places.
-    fn problems(&self) -> impl Iterator<Item = &Diagnostic> {
-        let of_program = self.report.problems.iter().chain(&self.lost.errors);
-        let tests = self.tests.iter().flat_map(|tests| &tests.failures);
-        of_program
-            .chain(&self.protection.errors)
-            .chain(&self.room_errors)
-            .chain(&self.requirement)
-            .chain(tests)
     }
 
     /// Why the interfaces of the ports cannot be used.
@@ -435,8 +392,8 @@ impl Checked {
     /// Whether it compiles, loses no exceptions and no protected packets, rules at run time have room,
     /// each queue of an interface has a socket, and each NIC has the filters that it is to have.
     fn is_installable(&self) -> bool {
-        self.report.program.is_some()
-            && self.problems().next().is_none()
+        self.findings.report.program.is_some()
+            && self.findings.problems().next().is_none()
             && self.interface_errors().next().is_none()
     }
 
@@ -448,28 +405,31 @@ impl Checked {
     /// The number of all warnings.
     fn warning_count(&self) -> usize {
         let of_start = self.start.as_ref().map_or(0, |start| start.warnings.len());
-        self.warnings.len() + self.device_warnings.len() + of_start
+        self.findings.warnings.len() + self.device_warnings.len() + of_start
     }
 
     /// Why a policy that compiles is refused, in short.
     fn refusal(&self) -> String {
         let mut found = Vec::new();
-        if !self.lost.errors.is_empty() {
-            let rules = counted(self.lost.errors.len() as u64, "rule", "rules");
-            let known =
-                if self.lost.found.is_empty() { "lost exceptions not decided" } else { "lost exceptions" };
+        if !self.findings.lost.errors.is_empty() {
+            let rules = counted(self.findings.lost.errors.len() as u64, "rule", "rules");
+            let known = if self.findings.lost.found.is_empty() {
+                "lost exceptions not decided"
+            } else {
+                "lost exceptions"
+            };
             found.push(format!("{known} of {rules}"));
         }
-        if !self.protection.errors.is_empty() {
+        if !self.findings.protection.errors.is_empty() {
             found.push("protected packets may miss the host".to_owned());
         }
-        if let Some(tests) = self.tests.as_ref().filter(|tests| tests.failed > 0) {
+        if let Some(tests) = self.findings.tests.as_ref().filter(|tests| tests.failed > 0) {
             found.push(tests.to_string());
         }
-        if !self.room_errors.is_empty() {
+        if !self.findings.room_errors.is_empty() {
             found.push("no room for the rules at run time".to_owned());
         }
-        if self.requirement.is_some() {
+        if self.findings.requirement.is_some() {
             found.push("no tests".to_owned());
         }
         if !self.unserved_queues().is_empty() {
@@ -481,7 +441,7 @@ impl Checked {
         if self.interface.as_ref().is_some_and(|interface| interface.claims.is_err()) {
             found.push("more claims than the XDP program takes".to_owned());
         }
-        format!("{} on {}", found.join(", "), self.report.device)
+        format!("{} on {}", found.join(", "), self.findings.report.device)
     }
 
     /// The findings that --deny names.
@@ -489,9 +449,9 @@ impl Checked {
         let count = |count: usize, what: &str| (count > 0).then(|| format!("{what}: {count} (denied)"));
         let found = |what: &Deny| match what {
             Deny::Warnings => count(self.warning_count(), "warnings"),
-            Deny::Hybrid => count(self.hybrid(), "hybrid rules"),
+            Deny::Hybrid => count(self.findings.hybrid(), "hybrid rules"),
             Deny::HybridShare(most) => self.excess_hybrid(f64::from(*most) / 100.0),
-            Deny::Shadowed => count(self.dead(), "rules never reached, or not decided"),
+            Deny::Shadowed => count(self.findings.dead(), "rules never reached, or not decided"),
         };
         let mut wanted = deny.to_vec();
         wanted.sort_unstable();
@@ -506,7 +466,7 @@ impl Checked {
         let percent = match (&self.traffic, in_hardware) {
             (Some(traffic), _) => traffic.all.hybrid_percent()?,
             (None, Some(percent)) => 100.0 - percent,
-            (None, None) => self.report.shares.as_ref()?.all.hybrid_percent()?,
+            (None, None) => self.findings.report.shares.as_ref()?.all.hybrid_percent()?,
         };
         (percent > most)
             .then(|| format!("packets that workers decide: {percent:.1}%, {most}% allowed (denied)"))
@@ -518,22 +478,7 @@ impl Checked {
         rules.map(|rule| rule.name.as_str())
     }
 
-    fn hybrid(&self) -> usize {
-        let is_hybrid = |decided: Decided| matches!(decided, Decided::Hybrid | Decided::PartlyHybrid);
-        self.report.rules.iter().filter(|rule| is_hybrid(rule.decided)).count()
-    }
-
-    fn dead(&self) -> usize {
-        let rules = self.analysis.iter().flat_map(|analysis| &analysis.rules);
-        rules.filter(|rule| rule.is_dead() || is_open(rule)).count()
-    }
-
     fn rule_name(&self, rule: program::RuleId) -> &str {
         self.policy.rules.get(rule.index()).map_or(program::DEFAULT_RULE, |rule| rule.name.as_str())
     }
-}
-
-/// Whether it is not decided that a packet reaches the rule.
-fn is_open(rule: &RuleAnalysis) -> bool {
-    matches!(rule.reach, Reach::NotDecided(_))
 }

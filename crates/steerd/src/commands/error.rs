@@ -34,6 +34,11 @@ pub(crate) enum Error {
     /// The policies cannot be compared; the exit code is diff(1)'s.
     #[error("{0}")]
     Compare(Box<Error>),
+    #[error("lsp: {0}")]
+    LanguageServer(String),
+    /// The client of the language server is gone, or has not asked for a shutdown.
+    #[error("lsp: the session ended without `shutdown`")]
+    SessionCutOff,
     #[error("{0}")]
     NotDecided(String),
     #[error("import: {}: {message}", path.display())]
@@ -128,6 +133,7 @@ impl Error {
             | Self::Import { .. }
             | Self::Unhealthy(_)
             | Self::ReloadRefused { .. }
+            | Self::SessionCutOff
             | Self::Packet(_)
             | Self::Rule(_)
             | Self::Capture(_)
@@ -139,7 +145,11 @@ impl Error {
             Self::Report(ReportError::Interrupted) | Self::ReportInterrupted => 7,
             Self::Lengths(_) | Self::Probe { .. } | Self::Report(_) => 4,
             Self::Cores(_) => 5,
-            Self::Thread(_) | Self::Signals(_) | Self::Output(_) | Self::JUnit { .. } => 7,
+            Self::Thread(_)
+            | Self::Signals(_)
+            | Self::Output(_)
+            | Self::JUnit { .. }
+            | Self::LanguageServer(_) => 7,
             Self::Tests { .. } => 10,
             Self::Api(_) => 8,
             Self::Daemon(error) => of_daemon(error),

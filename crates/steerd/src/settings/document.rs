@@ -165,7 +165,7 @@ impl Fault {
         match &mut *self.kind {
             FaultKind::Type { wanted, found, hint } => {
                 *found = Some(value.type_str());
-                *hint = policy::type_hint(value, wanted);
+                *hint = policy::type_hint(value, wanted).map(String::from);
             }
             FaultKind::MissingKey { name, is_left_out } => {
                 let is_name =

@@ -24,6 +24,7 @@ mod history;
 mod install;
 mod ipfix;
 mod kernel_sink;
+mod language_server;
 mod libmlx5;
 mod links;
 mod live;

@@ -7,6 +7,7 @@ use packet::{Flag, IpProtocol, MacAddr};
 
 use super::super::reader::nearest;
 use super::super::sets::shortened;
+use crate::hint::Hint;
 
 /// Words for any value in other tools.
 const ANYTHING: [&str; 5] = ["any", "all", "*", "0/0", "anywhere"];
@@ -38,7 +39,7 @@ const SERVICES: [(&str, u16); 22] = [
 ];
 
 /// The named ethertypes except VLAN tags.
-pub(super) const ETHER_TYPES: [&str; 14] = [
+pub(crate) const ETHER_TYPES: [&str; 14] = [
     "ipv4",
     "arp",
     "ipv6",
@@ -56,54 +57,55 @@ pub(super) const ETHER_TYPES: [&str; 14] = [
 ];
 
 /// Hints for mistakes that are possible with every key.
-pub(in crate::parse) fn of_any_kind(text: &str, is_of_a_file: bool) -> Option<String> {
+pub(in crate::parse) fn of_any_kind(text: &str, is_of_a_file: bool) -> Option<Hint> {
     if text.is_empty() {
-        return Some("the text is empty: write a value, or leave the key out".to_owned());
+        return Some("the text is empty: write a value, or leave the key out".into());
     }
     if text.contains('\0') && is_of_a_file {
-        return Some("it contains a NUL byte: this is not a text file".to_owned());
+        return Some("it contains a NUL byte: this is not a text file".into());
     }
     if text.contains(|c: char| c.is_control() && c != '\t') {
-        return Some("remove the control character".to_owned());
+        return Some("remove the control character".into());
     }
     if is_of_a_file {
         return of_a_file(text);
     }
     if ANYTHING.contains(&text) {
-        return Some("leave the key out to match any value".to_owned());
+        return Some("leave the key out to match any value".into());
     }
     if let Some(excluded) = text.strip_prefix('!') {
-        return Some(format!("write {{ not = \"{}\" }}", shortened(excluded.trim())));
+        return Some(format!("write {{ not = \"{}\" }}", shortened(excluded.trim())).into());
     }
     if let Some(name) = text.strip_prefix(['@', '$']) {
         let plain = name.trim_matches(['{', '}']);
-        return Some(format!("write a set as \"{0}\", a variable as \"${{{0}}}\"", shortened(plain)));
+        return Some(format!("write a set as \"{0}\", a variable as \"${{{0}}}\"", shortened(plain)).into());
     }
     if let Some(name) = text.strip_prefix('{').and_then(|text| text.strip_suffix('}')) {
-        return Some(format!("a variable is written \"${{{}}}\"", shortened(name.trim())));
+        let right = format!("${{{}}}", shortened(name.trim()));
+        return Some(Hint::word(format!("a variable is written \"{right}\""), text, &right));
     }
     None
 }
 
 /// A hint for several values in one text.
-pub(in crate::parse) fn several(text: &str) -> Option<String> {
+pub(in crate::parse) fn several(text: &str) -> Option<Hint> {
     let parts: Vec<&str> = text.split([',', ';']).map(str::trim).collect();
     (parts.len() > 1 && parts.iter().all(|part| !part.is_empty()))
-        .then(|| format!("write a list: [\"{}\"]", shortened(&parts.join("\", \""))))
+        .then(|| format!("write a list: [\"{}\"]", shortened(&parts.join("\", \""))).into())
 }
 
-fn of_a_file(text: &str) -> Option<String> {
+fn of_a_file(text: &str) -> Option<Hint> {
     if text.starts_with([';', '%']) || text.starts_with("//") || text.starts_with("--") {
-        return Some("a comment begins with #".to_owned());
+        return Some("a comment begins with #".into());
     }
     if text.starts_with(['"', '\'']) {
-        return Some("values in a file are written without quotes".to_owned());
+        return Some("values in a file are written without quotes".into());
     }
-    text.contains([',', ';', ' ', '\t']).then(|| "a file has one value per line".to_owned())
+    text.contains([',', ';', ' ', '\t']).then(|| "a file has one value per line".into())
 }
 
 /// A hint for ranges and bounds in the notation of other tools; `most` is the largest number of the field.
-pub(super) fn number(text: &str, most: u128) -> Option<String> {
+pub(super) fn number(text: &str, most: u128) -> Option<Hint> {
     let digits = |text: &str| {
         let text = text.trim();
         (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()))
@@ -113,17 +115,17 @@ pub(super) fn number(text: &str, most: u128) -> Option<String> {
         if let Some((low, high)) = text.split_once(sign)
             && let (Some(low), Some(high)) = (digits(low), digits(high))
         {
-            return Some(format!("write {low}-{high}"));
+            return Some(Hint::write(text, &format!("{low}-{high}")));
         }
     }
-    let above = |low: u128| (low <= most).then(|| format!("write {low}-{most}"));
+    let above = |low: u128| (low <= most).then(|| Hint::write(text, &format!("{low}-{most}")));
     if let Some(low) = text.strip_prefix(">=").and_then(digits).or_else(|| digits(text.strip_suffix('-')?)) {
         return above(low);
     }
     if let Some(low) = text.strip_prefix('>').and_then(digits) {
         return above(low.checked_add(1)?);
     }
-    let below = |high: u128| format!("write 0-{high}");
+    let below = |high: u128| Hint::write(text, &format!("0-{high}"));
     if let Some(high) = text.strip_prefix("<=").and_then(digits) {
         return Some(below(high));
     }
@@ -131,11 +133,13 @@ pub(super) fn number(text: &str, most: u128) -> Option<String> {
         return Some(below(high.saturating_sub(1)));
     }
     let hexadecimal = text.strip_prefix("0X")?;
-    Some(format!("write 0x{}", shortened(&hexadecimal.to_ascii_lowercase())))
+    Some(Hint::write(text, &format!("0x{}", shortened(&hexadecimal.to_ascii_lowercase()))))
 }
 
-pub(in crate::parse) fn port(text: &str) -> Option<String> {
-    Some(format!("ports are numbers: {} is {}", text.to_ascii_lowercase(), service(text)?))
+pub(in crate::parse) fn port(text: &str) -> Option<Hint> {
+    let port = service(text)?.to_string();
+    let words = format!("ports are numbers: {} is {port}", text.to_ascii_lowercase());
+    Some(Hint::word(words, text, &port))
 }
 
 /// The port of a service, if it is a well-known one.
@@ -143,125 +147,129 @@ pub(in crate::parse) fn service(text: &str) -> Option<u16> {
     SERVICES.iter().find(|(name, _)| name.eq_ignore_ascii_case(text)).map(|(_, port)| *port)
 }
 
-pub(super) fn vlan(text: &str) -> Option<String> {
+pub(super) fn vlan(text: &str) -> Option<Hint> {
     match text {
-        "untagged" | "native" => Some("write none".to_owned()),
-        "tagged" => Some("write any".to_owned()),
+        "untagged" | "native" => Some(Hint::write(text, "none")),
+        "tagged" => Some(Hint::write(text, "any")),
         _ => None,
     }
 }
 
-pub(in crate::parse) fn ether_type(text: &str) -> Option<String> {
+pub(in crate::parse) fn ether_type(text: &str) -> Option<Hint> {
     match text {
-        "ip" => return Some("did you mean `ipv4`?".to_owned()),
+        "ip" => return Some(Hint::meant(text, "ipv4")),
         "vlan" | "802.1q" | "dot1q" => {
-            return Some("`ethertype` does not match VLAN tags: write vlan = \"any\"".to_owned());
+            return Some("`ethertype` does not match VLAN tags: write vlan = \"any\"".into());
         }
         _ => {}
     }
     if text.len() == 4 && text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return Some(format!("write 0x{}", text.to_ascii_lowercase()));
+        return Some(Hint::write(text, &format!("0x{}", text.to_ascii_lowercase())));
     }
     one_of(text, &ETHER_TYPES)
 }
 
-pub(in crate::parse) fn protocol(text: &str) -> Option<String> {
+pub(in crate::parse) fn protocol(text: &str) -> Option<Hint> {
     if text.eq_ignore_ascii_case("ip") || text.eq_ignore_ascii_case("inet") {
-        return Some("leave the key out to match every IP packet, or write family = \"ipv4\"".to_owned());
+        return Some("leave the key out to match every IP packet, or write family = \"ipv4\"".into());
     }
     if matches!(text, "icmp6" | "ipv6-icmp" | "icmp-v6") {
-        return Some("did you mean `icmpv6`?".to_owned());
+        return Some(Hint::meant(text, "icmpv6"));
     }
     let parts: Vec<&str> = text.split(['/', '|', '+', '&']).map(str::trim).collect();
     if parts.len() > 1 && parts.iter().all(|part| part.parse::<IpProtocol>().is_ok()) {
-        return Some(format!("write a list: [\"{}\"]", parts.join("\", \"")));
+        return Some(format!("write a list: [\"{}\"]", parts.join("\", \"")).into());
     }
-    // Protocols without a name print as a number.
-    let names = (0..=u8::MAX).map(|number| IpProtocol(number).to_string());
-    let names: Vec<String> =
-        names.filter(|name| name.starts_with(|c: char| c.is_ascii_alphabetic())).collect();
+    let names = protocols();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     one_of(text, &names)
 }
 
-fn one_of(text: &str, words: &[&str]) -> Option<String> {
-    let text = text.to_ascii_lowercase();
-    let near = nearest(&text, words.iter().copied())?;
-    Some(format!("did you mean `{near}`?"))
+/// The names of IP protocols.
+pub(crate) fn protocols() -> Vec<String> {
+    // Protocols without a name print as a number.
+    let names = (0..=u8::MAX).map(|number| IpProtocol(number).to_string());
+    names.filter(|name| name.starts_with(|c: char| c.is_ascii_alphabetic())).collect()
 }
 
-pub(super) fn dscp(text: &str) -> Option<String> {
+fn one_of(text: &str, words: &[&str]) -> Option<Hint> {
+    let near = nearest(&text.to_ascii_lowercase(), words.iter().copied())?;
+    Some(Hint::meant(text, near))
+}
+
+pub(super) fn dscp(text: &str) -> Option<Hint> {
     match text.to_ascii_lowercase().as_str() {
-        "be" | "df" | "default" => Some("write cs0".to_owned()),
+        "be" | "df" | "default" => Some(Hint::write(text, "cs0")),
         _ => number(text, 63),
     }
 }
 
-pub(super) fn ecn(text: &str) -> Option<String> {
+pub(super) fn ecn(text: &str) -> Option<Hint> {
     match text.to_ascii_lowercase().as_str() {
-        "ect" => Some("write [\"ect0\", \"ect1\"]".to_owned()),
+        "ect" => Some("write [\"ect0\", \"ect1\"]".into()),
         _ => one_of(text, &["not_ect", "ect1", "ect0", "ce"]),
     }
 }
 
-pub(super) fn fragment(text: &str) -> Option<String> {
+pub(super) fn fragment(text: &str) -> Option<Hint> {
     match text {
-        "yes" | "true" | "is-fragment" => Some("write any".to_owned()),
-        "no" | "false" => Some("write none".to_owned()),
+        "yes" | "true" | "is-fragment" => Some(Hint::write(text, "any")),
+        "no" | "false" => Some(Hint::write(text, "none")),
         _ => one_of(text, &["any", "none", "first", "later"]),
     }
 }
 
-pub(super) fn flags(text: &str, known: &[Flag]) -> Option<String> {
+pub(super) fn flags(text: &str, known: &[Flag]) -> Option<Hint> {
     let known: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
-    let text = text.to_ascii_lowercase();
+    let (written, text) = (text, text.to_ascii_lowercase());
     let is_known = |word: &str| known.contains(&word.trim_start_matches('!'));
     if let Some(name) = text.strip_prefix("not ").map(str::trim).filter(|name| is_known(name)) {
-        return Some(format!("write !{name}"));
+        return Some(Hint::write(written, &format!("!{name}")));
     }
     // nft writes `SET/MASK`.
     if let Some((set, mask)) = text.split_once('/') {
         let set: Vec<&str> = set.split([',', '|']).map(str::trim).collect();
         let mask: Vec<&str> = mask.split([',', '|']).map(str::trim).collect();
         if set.iter().chain(&mask).all(|name| is_known(name)) {
-            let written = mask.iter().map(|name| match set.contains(name) {
+            let flags = mask.iter().map(|name| match set.contains(name) {
                 true => (*name).to_owned(),
                 false => format!("!{name}"),
             });
-            return Some(format!("write {}", written.collect::<Vec<_>>().join(",")));
+            return Some(Hint::write(written, &flags.collect::<Vec<_>>().join(",")));
         }
     }
     let words: Vec<&str> = text.split(['+', '|', ' ', '&', '-']).filter(|word| !word.is_empty()).collect();
     if words.len() > 1 && words.iter().all(|word| is_known(word)) {
-        return Some(format!("write {}", words.join(",")));
+        return Some(Hint::write(written, &words.join(",")));
     }
     let mut parts = text.split(',').map(str::trim);
     let wrong = parts.find(|part| !is_known(part))?;
     one_of(wrong.trim_start_matches('!'), &known)
-        .or_else(|| text.contains(',').then(|| format!("the flags are {}", known.join(", "))))
+        .or_else(|| text.contains(',').then(|| format!("the flags are {}", known.join(", ")).into()))
 }
 
-pub(super) fn mac(text: &str) -> Option<String> {
+pub(super) fn mac(text: &str) -> Option<Hint> {
     if let Some((address, length)) = text.split_once('/')
         && address.parse::<MacAddr>().is_ok()
         && let Some(length) = length.parse::<u32>().ok().filter(|length| *length <= 48)
     {
         let ones = !(u64::MAX.checked_shr(16 + length).unwrap_or(0)) << 16;
         let [a, b, c, d, e, f, _, _] = ones.to_be_bytes();
-        return Some(format!("write the mask in full: {address}/{}", MacAddr([a, b, c, d, e, f])));
+        let right = format!("{address}/{}", MacAddr([a, b, c, d, e, f]));
+        return Some(Hint::word(format!("write the mask in full: {right}"), text, &right));
     }
     let digits: String = text.chars().filter(|c| !matches!(c, '.' | ':' | '-' | ' ')).collect();
     if digits.len() == 12 && digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         let octets: Vec<&str> = (0..6).map(|octet| &digits[2 * octet..2 * octet + 2]).collect();
-        return Some(format!("write {}", octets.join(":").to_ascii_lowercase()));
+        return Some(Hint::write(text, &octets.join(":").to_ascii_lowercase()));
     }
     match text {
-        "unicast" => Some("write { not = \"multicast\" }".to_owned()),
+        "unicast" => Some("write { not = \"multicast\" }".into()),
         _ => one_of(text, &["multicast", "broadcast"]),
     }
 }
 
-pub(super) fn address(text: &str) -> Option<String> {
+pub(super) fn address(text: &str) -> Option<Hint> {
     if let Some((address, rest)) = text.split_once('/') {
         return address_with_mask(address, rest);
     }
@@ -269,49 +277,50 @@ pub(super) fn address(text: &str) -> Option<String> {
         && let (Ok(low), Ok(last)) = (low.trim().parse::<Ipv4Addr>(), high.trim().parse::<u8>())
     {
         let [a, b, c, _] = low.octets();
-        return Some(format!("write {low}-{}", Ipv4Addr::new(a, b, c, last)));
+        return Some(Hint::write(text, &format!("{low}-{}", Ipv4Addr::new(a, b, c, last))));
     }
     if let Some((address, zone)) = text.split_once('%')
         && address.parse::<Ipv6Addr>().is_ok()
     {
-        return Some(format!(
-            "write {address}: a policy applies to one port; the zone `{}` is not supported",
-            shortened(zone)
-        ));
+        let zone = shortened(zone);
+        let words =
+            format!("write {address}: a policy applies to one port; the zone `{zone}` is not supported");
+        return Some(words.into());
     }
     let inside = text.strip_prefix('[').and_then(|text| text.split_once(']'));
     if let Some((address, _)) = inside.filter(|(address, _)| address.parse::<Ipv6Addr>().is_ok()) {
-        return Some(format!("write {address}; match ports with `src_port` and `dst_port`"));
+        return Some(format!("write {address}; match ports with `src_port` and `dst_port`").into());
     }
     if let Some((address, port)) = text.split_once(':')
         && address.parse::<Ipv4Addr>().is_ok()
         && port.parse::<u16>().is_ok()
     {
-        return Some(format!("write {address}; match ports with `src_port` and `dst_port`"));
+        return Some(format!("write {address}; match ports with `src_port` and `dst_port`").into());
     }
     dotted(text)
 }
 
 /// A hint for netmasks, wildcard masks, and prefixes with fewer than four octets.
-fn address_with_mask(address: &str, rest: &str) -> Option<String> {
+fn address_with_mask(address: &str, rest: &str) -> Option<Hint> {
     if let (Ok(address), Ok(mask)) = (address.parse::<Ipv4Addr>(), rest.parse::<Ipv4Addr>()) {
         let bits = u32::from(mask);
         if bits.leading_ones() + bits.trailing_zeros() < 32 {
-            return Some("a mask must be a prefix: write prefixes or ranges".to_owned());
+            return Some("a mask must be a prefix: write prefixes or ranges".into());
         }
         let first = Ipv4Addr::from(u32::from(address) & bits);
-        return Some(format!("write {first}/{}", bits.leading_ones()));
+        return Some(Hint::write(&format!("{address}/{rest}"), &format!("{first}/{}", bits.leading_ones())));
     }
     let octets: Vec<u8> = address.split('.').map(|octet| octet.parse().ok()).collect::<Option<_>>()?;
     let length = rest.parse::<u8>().ok().filter(|length| *length <= 32)?;
     let mut whole = [0u8; 4];
     (octets.len() < 4).then_some(())?;
     whole[..octets.len()].copy_from_slice(&octets);
-    Some(format!("write all four octets: {}/{length}", Ipv4Addr::from(whole)))
+    let right = format!("{}/{length}", Ipv4Addr::from(whole));
+    Some(Hint::word(format!("write all four octets: {right}"), &format!("{address}/{rest}"), &right))
 }
 
 /// A hint for wildcards, leading zeros, and host names.
-fn dotted(text: &str) -> Option<String> {
+fn dotted(text: &str) -> Option<Hint> {
     let parts: Vec<&str> = text.split('.').collect();
     if let [fixed @ .., "*"] = &*parts
         && let Some(fixed) = fixed.iter().map(|part| part.parse::<u8>().ok()).collect::<Option<Vec<u8>>>()
@@ -319,20 +328,21 @@ fn dotted(text: &str) -> Option<String> {
     {
         let mut whole = [0u8; 4];
         whole[..fixed.len()].copy_from_slice(&fixed);
-        return Some(format!("write {}/{}", Ipv4Addr::from(whole), fixed.len() * 8));
+        return Some(Hint::write(text, &format!("{}/{}", Ipv4Addr::from(whole), fixed.len() * 8)));
     }
     let octets: Option<Vec<u32>> = parts.iter().map(|part| part.parse().ok()).collect();
     match octets.as_deref() {
         Some([a, b, c, d]) if [a, b, c, d].iter().all(|octet| **octet < 256) => {
             let plain: Vec<String> = [a, b, c, d].iter().map(ToString::to_string).collect();
             let address = plain.join(".").parse::<IpAddr>().ok()?;
-            Some(format!("octets have no leading zeros: write {address}"))
+            let words = format!("octets have no leading zeros: write {address}");
+            Some(Hint::word(words, text, &address.to_string()))
         }
-        Some([_, _, _, _]) => Some("an octet is at most 255".to_owned()),
+        Some([_, _, _, _]) => Some("an octet is at most 255".into()),
         _ => {
             let is_host =
                 parts.len() > 1 && text.contains(|c: char| c.is_ascii_alphabetic()) && !text.contains(':');
-            is_host.then(|| "host names are not resolved: write addresses".to_owned())
+            is_host.then(|| "host names are not resolved: write addresses".into())
         }
     }
 }

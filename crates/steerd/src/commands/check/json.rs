@@ -203,8 +203,8 @@ struct Other<'c> {
 }
 
 pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), OutputError> {
-    let report = &checked.report;
-    let all = || checked.problems().chain(&checked.warnings);
+    let report = &checked.findings.report;
+    let all = || checked.findings.problems().chain(&checked.findings.warnings);
     let diagnostics: Vec<&Diagnostic> = all().take(MAX_DIAGNOSTICS).collect();
     let found = all().count();
     output::print_json(&Answer {
@@ -214,8 +214,9 @@ pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), OutputEr
         workers: Some(checked.workers),
         ok: checked.is_ok(),
         protected: checked.protected(),
-        tests: checked.tests.as_ref().map(TestCounts::from),
+        tests: checked.findings.tests.as_ref().map(TestCounts::from),
         lost_exceptions: checked
+            .findings
             .lost
             .found
             .iter()
@@ -242,9 +243,9 @@ pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), OutputEr
         sinks: report.program.as_ref().map(|program| checked.sinks(program)).unwrap_or_default(),
         capacity: report.capacity.as_ref(),
         flow_groups: report.flow_groups.as_ref(),
-        device_rules: checked.room.as_ref(),
+        device_rules: checked.findings.room.as_ref(),
         obstacles: &report.obstacles,
-        analysis: checked.analysis.as_ref().map(|analysis| Analysis {
+        analysis: checked.findings.analysis.as_ref().map(|analysis| Analysis {
             not_decided: analysis.not_decided,
             rules: analysis.rules.iter().enumerate().map(|(index, rule)| checked.rule(index, rule)).collect(),
         }),
@@ -305,7 +306,7 @@ impl Checked {
     }
 
     fn protected(&self) -> Vec<ProtectedPackets<'_>> {
-        let protected = self.policy.protect.iter().flatten().zip(&self.protection.found);
+        let protected = self.policy.protect.iter().flatten().zip(&self.findings.protection.found);
         let packets = protected.map(|(protected, found)| {
             let (reach, missed) = match found {
                 Protected::Safe => ("safe", None),

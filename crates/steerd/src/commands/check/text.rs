@@ -13,6 +13,7 @@ use xdp::ClaimReport;
 use super::Checked;
 use super::interface::{DecidedPackets, DecidedTraffic, OnInterface};
 use crate::daemon::placement::Placement;
+
 use crate::terminal::numbers::{bytes, counted, duration, number};
 use crate::terminal::style::{Layout, Style};
 use crate::terminal::table::Grid;
@@ -21,7 +22,7 @@ use crate::terminal::table::Grid;
 const SHOWN_FINDINGS: usize = 12;
 
 pub(super) fn of(checked: &Checked, layout: Layout) -> String {
-    let report = &checked.report;
+    let report = &checked.findings.report;
     let workers = counted(checked.workers as u64, "worker", "workers");
     let title = format!("{} for {} with {workers}", checked.source, report.device);
     let mut out = format!("{}\n\n{}", layout.text(Style::Heading, &title), rules_table(report, layout));
@@ -36,13 +37,13 @@ pub(super) fn of(checked: &Checked, layout: Layout) -> String {
     if !report.obstacles.is_empty() {
         out.push_str(&obstacles(&report.obstacles, layout));
     }
-    if let Some(analysis) = &checked.analysis {
+    if let Some(analysis) = &checked.findings.analysis {
         out.push_str(&analysed(checked, analysis, layout));
     }
     if let Some(capacity) = &report.capacity {
         out.push_str(&capacity_table(report, capacity, layout));
     }
-    if let Some(room) = &checked.room {
+    if let Some(room) = &checked.findings.room {
         out.push_str(&room_table(room, layout));
     }
     let _ = writeln!(out, "\n{}", verdict(checked, layout));
@@ -163,7 +164,7 @@ fn place(checked: &Checked, rule: RuleId) -> String {
 }
 
 fn verdict(checked: &Checked, layout: Layout) -> String {
-    let (source, report) = (&checked.source, &checked.report);
+    let (source, report) = (&checked.source, &checked.findings.report);
     let Some(program) = &report.program else {
         return layout.text(Style::Bad, &format!("{source}: impossible on {}", report.device));
     };
@@ -175,7 +176,7 @@ fn verdict(checked: &Checked, layout: Layout) -> String {
         let errors = counted(errors as u64, "error", "errors");
         return layout.text(Style::Bad, &format!("{source}: {errors} of a start with the settings"));
     }
-    let hybrid = match checked.hybrid() {
+    let hybrid = match checked.findings.hybrid() {
         0 => String::new(),
         rules => format!(", {rules} of {} rules hybrid", report.rules.len()),
     };
@@ -183,7 +184,7 @@ fn verdict(checked: &Checked, layout: Layout) -> String {
         0 => String::new(),
         warnings => format!(", {}", counted(warnings as u64, "warning", "warnings")),
     };
-    let tests = match checked.tests.as_ref().filter(|tests| tests.passed > 0) {
+    let tests = match checked.findings.tests.as_ref().filter(|tests| tests.passed > 0) {
         Some(tests) => format!(", {tests}"),
         None => String::new(),
     };
@@ -352,7 +353,8 @@ fn decided_traffic(checked: &Checked, traffic: &DecidedTraffic, has_filters: boo
 
 /// The sinks with the rules whose packets they get; nothing without sinks.
 fn sinks_table(checked: &Checked, layout: Layout) -> String {
-    let Some(program) = checked.report.program.as_ref().filter(|program| !program.sinks.is_empty()) else {
+    let Some(program) = checked.findings.report.program.as_ref().filter(|program| !program.sinks.is_empty())
+    else {
         return String::new();
     };
     let mut grid = Grid::new(&["sink", "kind", "packets of"]);
@@ -370,6 +372,11 @@ fn sinks_table(checked: &Checked, layout: Layout) -> String {
         grid.row(vec![sink.name.clone(), sink.kind.name().to_owned(), of]);
     }
     format!("\n{}", headed(&grid, layout))
+}
+
+/// Where a rule is decided, and the keys that a worker must check, in words.
+pub(in crate::commands) fn decided_words(report: &Report, index: usize, rule: &RuleReport) -> String {
+    decided(report, index, rule).1
 }
 
 /// Where a rule is decided, and the keys that a worker must check.
@@ -523,7 +530,11 @@ fn reasons(report: &Report, layout: Layout) -> String {
 }
 
 /// The reasons of one rule, by key, or else by what the table shows for it.
-fn reasons_of(report: &Report, index: usize, rule: &RuleReport) -> Vec<(String, String)> {
+pub(in crate::commands) fn reasons_of(
+    report: &Report,
+    index: usize,
+    rule: &RuleReport,
+) -> Vec<(String, String)> {
     let reason = rule.reason.clone();
     match rule.decided {
         Decided::Hardware | Decided::Unknown => Vec::new(),

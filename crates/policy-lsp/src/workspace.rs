@@ -1,0 +1,196 @@
+//! The open documents, the results of their last checks, and the files that belong to one policy.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use lsp_types::{TextDocumentContentChangeEvent, Uri};
+use policy::{MAX_INCLUDED_FILES, SetLoader};
+
+use crate::buffer::TextBuffer;
+use crate::checker::{CheckedPolicy, OpenFiles, RuleNote, ServerSettings};
+use crate::file_uri::{path_of, uri_of};
+use crate::outline::{NameKind, NameUse, Outline};
+use crate::position::{CodeUnits, LineIndex};
+
+/// The texts of the open documents, by path.
+pub(crate) type OpenTexts = Arc<BTreeMap<PathBuf, Arc<str>>>;
+
+/// The documents of the editor.
+#[derive(Default)]
+pub(crate) struct Workspace {
+    buffers: BTreeMap<PathBuf, TextBuffer>,
+    /// The number of the last change of each document. Versions of the client begin anew when a document is
+    /// opened again.
+    revisions: BTreeMap<PathBuf, u64>,
+    last_revision: u64,
+    /// The results of checks, by the path of the policy.
+    results: BTreeMap<PathBuf, CheckedPolicy>,
+    pub(crate) units: CodeUnits,
+    pub(crate) folder: Option<PathBuf>,
+    pub(crate) settings: ServerSettings,
+}
+
+/// One file of a policy.
+pub(crate) struct PolicyFile<'w> {
+    pub(crate) path: PathBuf,
+    pub(crate) text: Arc<str>,
+    pub(crate) outline: Cow<'w, Outline>,
+}
+
+/// The definition of a name.
+pub(crate) struct Definition<'f> {
+    pub(crate) file: &'f PolicyFile<'f>,
+    pub(crate) name: &'f NameUse,
+}
+
+impl Workspace {
+    pub(crate) fn open(&mut self, uri: Uri, version: i32, text: String) {
+        let path = path_of(&uri);
+        self.buffers.insert(path.clone(), TextBuffer::new(uri, version, text));
+        self.touch(path);
+    }
+
+    /// Applies changes; returns whether the document is open.
+    pub(crate) fn change(
+        &mut self,
+        uri: &Uri,
+        version: i32,
+        changes: Vec<TextDocumentContentChangeEvent>,
+    ) -> bool {
+        let path = path_of(uri);
+        let Some(buffer) = self.buffers.get_mut(&path) else { return false };
+        buffer.apply(version, changes, self.units);
+        self.touch(path);
+        true
+    }
+
+    pub(crate) fn close(&mut self, uri: &Uri) -> PathBuf {
+        let path = path_of(uri);
+        self.buffers.remove(&path);
+        self.revisions.remove(&path);
+        self.results.remove(&path);
+        path
+    }
+
+    fn touch(&mut self, path: PathBuf) {
+        self.last_revision += 1;
+        self.revisions.insert(path, self.last_revision);
+    }
+
+    pub(crate) fn buffer(&self, path: &Path) -> Option<&TextBuffer> {
+        self.buffers.get(path)
+    }
+
+    pub(crate) fn revisions(&self) -> BTreeMap<PathBuf, u64> {
+        self.revisions.clone()
+    }
+
+    pub(crate) fn texts(&self) -> OpenTexts {
+        let text = |(path, buffer): (&PathBuf, &TextBuffer)| (path.clone(), Arc::clone(buffer.text()));
+        Arc::new(self.buffers.iter().map(text).collect())
+    }
+
+    /// The URI of a document or a file.
+    pub(crate) fn uri(&self, path: &Path) -> Option<Uri> {
+        self.buffer(path).map(|buffer| buffer.uri.clone()).or_else(|| uri_of(path))
+    }
+
+    /// The open policies that are checked: those that no other one includes. Other open documents are files
+    /// of sets.
+    pub(crate) fn policies(&self) -> Vec<PathBuf> {
+        let is_policy = |path: &&PathBuf| !path.is_absolute() || path.extension() == Some(OsStr::new("toml"));
+        let names = |policy: &PathBuf, file: &PathBuf| {
+            self.results.get(policy).is_some_and(|checked| checked.files.contains(file))
+        };
+        let is_part = |path: &&PathBuf| {
+            let mut others = self.buffers.keys().filter(|other| other != path);
+            // Of two files that include each other both are checked, so that the error is shown.
+            others.any(|other| names(other, path) && !names(path, other))
+        };
+        self.buffers.keys().filter(is_policy).filter(|path| !is_part(path)).cloned().collect()
+    }
+
+    /// Keeps the result of a check, and drops those of documents that are no policies of their own.
+    pub(crate) fn keep(&mut self, path: PathBuf, checked: CheckedPolicy) {
+        self.results.insert(path, checked);
+        let policies: BTreeSet<PathBuf> = self.policies().into_iter().collect();
+        self.results.retain(|path, _| policies.contains(path));
+    }
+
+    pub(crate) fn result(&self, policy: &Path) -> Option<&CheckedPolicy> {
+        self.results.get(policy)
+    }
+
+    pub(crate) fn results(&self) -> impl Iterator<Item = (&PathBuf, &CheckedPolicy)> {
+        self.results.iter()
+    }
+
+    /// The policy that a document belongs to, which may be its own.
+    fn policy_of(&self, path: &Path) -> PathBuf {
+        let including = self.results.iter().find(|(_, checked)| checked.files.contains(path));
+        match self.results.contains_key(path) {
+            true => path.to_owned(),
+            false => including.map_or_else(|| path.to_owned(), |(policy, _)| policy.clone()),
+        }
+    }
+
+    /// The facts about the rules in the policy of a document, by name.
+    pub(crate) fn notes(&self, path: &Path) -> BTreeMap<&str, &RuleNote> {
+        let rules = self.results.get(&self.policy_of(path)).map(|checked| &*checked.rules);
+        rules.unwrap_or_default().iter().map(|note| (&*note.name, note)).collect()
+    }
+
+    /// The files of the policy that a document belongs to: the policy first, then what it includes.
+    pub(crate) fn files_of(&self, path: &Path) -> Vec<PolicyFile<'_>> {
+        let texts = self.texts();
+        let mut found: Vec<PolicyFile<'_>> = Vec::new();
+        let mut left = VecDeque::from([self.policy_of(path)]);
+        while let Some(path) = left.pop_front() {
+            if found.len() >= MAX_INCLUDED_FILES || found.iter().any(|file| file.path == path) {
+                continue;
+            }
+            let Some(file) = self.file(path, &texts) else { continue };
+            let folder = file.path.parent().unwrap_or(Path::new("")).to_owned();
+            let files = OpenFiles::new(folder, Arc::clone(&texts));
+            left.extend(file.outline.includes.iter().map(|name| files.path(name)));
+            found.push(file);
+        }
+        found
+    }
+
+    fn file(&self, path: PathBuf, texts: &OpenTexts) -> Option<PolicyFile<'_>> {
+        if let Some(buffer) = self.buffer(&path) {
+            let (text, outline) = (Arc::clone(buffer.text()), Cow::Borrowed(buffer.outline()));
+            return Some(PolicyFile { path, text, outline });
+        }
+        let text = self.set_text(&path, texts)?;
+        let outline = Cow::Owned(Outline::of(&text));
+        Some(PolicyFile { path, text, outline })
+    }
+
+    /// The text of a file that a policy names.
+    pub(crate) fn set_text(&self, path: &Path, texts: &OpenTexts) -> Option<Arc<str>> {
+        let files = OpenFiles::new(PathBuf::new(), Arc::clone(texts));
+        files.load(path.to_str()?).ok().map(|source| source.text.into())
+    }
+}
+
+impl PolicyFile<'_> {
+    /// The range of some bytes.
+    pub(crate) fn range(&self, span: &std::ops::Range<usize>, units: CodeUnits) -> lsp_types::Range {
+        LineIndex::of(&self.text).range(&self.text, span, units)
+    }
+}
+
+/// The definitions of a kind in all files.
+pub(crate) fn definitions<'f>(
+    files: &'f [PolicyFile<'f>],
+    kind: NameKind,
+) -> impl Iterator<Item = Definition<'f>> {
+    files
+        .iter()
+        .flat_map(move |file| file.outline.definitions(kind).map(move |name| Definition { file, name }))
+}
