@@ -136,7 +136,7 @@ fn one(program: &Program, flow: &Flow, deciders: &Deciders<'_>) -> model::Flow {
     let group = pair.and_then(|pair| program.groups.get(pair.group.index()));
     model::Flow {
         rule: name(flow.rule),
-        description: description.map(|text| text.to_string()),
+        description: description.map(ToString::to_string),
         rules: rules.iter().take(RULES_MAX).map(|rule| name(*rule)).collect(),
         rule_count: rules.len(),
         kind: match flow.kind {
