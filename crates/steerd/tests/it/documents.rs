@@ -81,8 +81,8 @@ fn run_page(name: &str) -> Vec<String> {
     if std::env::var_os("STEERD_UPDATE_DOCS").is_some() && !outcome.edits.is_empty() {
         let mut lines = page.lines.clone();
         // From the end, so that the places of the others stay.
-        for (first, count, new) in outcome.edits.into_iter().rev() {
-            lines.splice(first..first + count, new);
+        for edit in outcome.edits.into_iter().rev() {
+            lines.splice(edit.first_line..edit.first_line + edit.count, edit.lines);
         }
         std::fs::write(root().join(name), lines.join("\n") + "\n").expect("the page is written");
     }

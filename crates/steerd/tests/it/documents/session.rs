@@ -53,8 +53,16 @@ pub(super) struct PageSession<'p> {
 #[derive(Default)]
 pub(super) struct PageOutcome {
     pub(super) failures: Vec<String>,
-    /// The lines of the page that stand for other output now: the first one, how many, the new ones.
-    pub(super) edits: Vec<(usize, usize, Vec<String>)>,
+    pub(super) edits: Vec<PageEdit>,
+}
+
+/// Lines of a page that are to be replaced, because the output is another one now.
+pub(super) struct PageEdit {
+    /// The place of the first line, from 0.
+    pub(super) first_line: usize,
+    /// The number of lines.
+    pub(super) count: usize,
+    pub(super) lines: Vec<String>,
 }
 
 impl<'p> PageSession<'p> {
@@ -114,7 +122,14 @@ impl<'p> PageSession<'p> {
 
     pub(super) fn write(&self, name: &str, content: &[u8]) -> PathBuf {
         let path = self.path().join(name.trim_start_matches('/'));
-        std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        let folder = path.parent().expect("a folder");
+        std::fs::create_dir_all(folder).expect("a folder");
+        let (folder, scratch) = (folder.canonicalize(), self.path().canonicalize());
+        assert!(
+            folder.expect("a folder").starts_with(scratch.expect("a folder")),
+            "{}: `{name}` would be a file of the repository",
+            self.page.name
+        );
         std::fs::write(&path, content).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         path
     }
@@ -237,7 +252,8 @@ impl<'p> PageSession<'p> {
             .expect("timeout(1) runs");
         let text = self.as_on_the_page(&String::from_utf8_lossy(&ran.stdout));
         let lines = text.split_inclusive('\n').filter(|line| !line.starts_with("Running as user \"root\""));
-        lines.collect()
+        // Of timeout(1) and unshare(1): the shell has no stderr of its own.
+        lines.chain([&*String::from_utf8_lossy(&ran.stderr)]).collect()
     }
 
     fn compare(&self, block: &PageBlock, shown: &ShownCommand, text: &str, outcome: &mut PageOutcome) {
@@ -254,7 +270,6 @@ impl<'p> PageSession<'p> {
         if is_as_shown(&lines, &shown.output, comparison) {
             return;
         }
-        let new = renewed(&lines, &shown.output, comparison);
         outcome.failures.push(format!(
             "{}:{}: the output of `{}` is another one. The page shows\n{}\nand the program prints\n{}\n\
              Correct the page, by STEERD_UPDATE_DOCS=1 if the program is right.\n",
@@ -264,7 +279,11 @@ impl<'p> PageSession<'p> {
             shown.output.join("\n"),
             lines.iter().take(MAX_LINES).copied().collect::<Vec<_>>().join("\n"),
         ));
-        outcome.edits.push((shown.first_line, shown.output.len(), new));
+        outcome.edits.push(PageEdit {
+            first_line: shown.first_line,
+            count: shown.output.len(),
+            lines: renewed(&lines, &shown.output, comparison),
+        });
     }
 
     /// Starts the daemon that a block asks for, unless it runs since an earlier block.
@@ -306,13 +325,12 @@ fn missing(block: &PageBlock) -> Option<String> {
         let others = paths.split(':').chain(["/usr/sbin", "/sbin"]).map(Path::new);
         others.chain([&*folder]).any(|folder| folder.join(program).exists())
     };
-    let program = block.list("needs").find(|program| !is_there(program));
-    let why = program.map(|program| match program {
+    let program = block.list("needs").find(|program| !is_there(program))?;
+    Some(match program {
         "root" => "it needs root".to_owned(),
         "softnic" => "softnic is not built: cargo build -p softnic-preload".to_owned(),
         program => format!("{program} is not installed: .ci/deps test"),
-    });
-    why
+    })
 }
 
 /// Returns whether the command starts a daemon in this process.
