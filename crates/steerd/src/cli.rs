@@ -46,6 +46,9 @@ pub(crate) enum Command {
     Import(ImportArgs),
     /// List libibverbs' devices and the soft NIC of the settings.
     Devices(DevicesArgs),
+    /// Examine this host, and show what to change so that steerd starts and keeps up, the most important
+    /// first, each with its command; exit code 1 if something must be changed.
+    Doctor(DoctorArgs),
     /// Request /healthz of the running daemon; exit code 0 if it is healthy, 1 if not.
     Healthcheck(HealthcheckArgs),
     /// Show what the running daemon does: device, policy in force, health, sinks.
@@ -444,6 +447,15 @@ pub(crate) struct ExplainArgs {
 pub(crate) enum DirectionArg {
     Ingress,
     Egress,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = exit_status::help(exit_status::DOCTOR))]
+pub(crate) struct DoctorArgs {
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 #[derive(Debug, Args)]

@@ -5,6 +5,7 @@ pub(crate) mod check;
 mod client;
 pub(crate) mod devices;
 pub(crate) mod diff;
+pub(crate) mod doctor;
 mod ending;
 mod error;
 pub(crate) mod explain;

@@ -9,6 +9,7 @@ mod carving;
 mod cli;
 mod commands;
 mod daemon;
+mod doctor;
 mod effects;
 mod explained;
 mod hardware_report;
@@ -70,6 +71,7 @@ fn main() -> ExitCode {
         Command::Diff(args) => diff::run(&args),
         Command::Test(args) => test::run(&args).map(|()| Outcome::Success),
         Command::Import(args) => import::run(&args).map(|()| Outcome::Success),
+        Command::Doctor(args) => commands::doctor::run(&args).map(|()| Outcome::Success),
         Command::Devices(args) => devices::run(&args).map(|()| Outcome::Success),
         Command::Healthcheck(args) => healthcheck::run(&args).map(|()| Outcome::Success),
         Command::Status(args) => status::run(&args).map(|()| Outcome::Success),

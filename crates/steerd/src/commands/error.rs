@@ -26,6 +26,9 @@ pub(crate) enum Error {
     /// The device cannot run the policy.
     #[error("{file}: {found}")]
     Impossible { file: String, found: String },
+    /// The findings have been printed already.
+    #[error("doctor: {found} that must be changed")]
+    Host { found: String },
     /// The failures have been printed already.
     #[error("{failed} of the policy failed")]
     Tests { failed: String },
@@ -125,6 +128,7 @@ impl Error {
             Self::Policy(_)
             | Self::Denied { .. }
             | Self::Impossible { .. }
+            | Self::Host { .. }
             | Self::Import { .. }
             | Self::Unhealthy(_)
             | Self::ReloadRefused { .. }

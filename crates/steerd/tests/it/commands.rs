@@ -5,6 +5,7 @@ mod capture;
 mod check;
 mod devices;
 mod diff;
+mod doctor;
 mod explain;
 mod import;
 pub(crate) mod rig;
@@ -65,6 +66,7 @@ fn every_json_output_has_a_format_version() {
         &["diff", "a", "a"],
         &["import", "classbench", "filters"],
         &["devices"],
+        &["doctor"],
         &["test", "a"],
     ] {
         let output = run_in(&folder, &[args, &["--format", "json"]].concat());
