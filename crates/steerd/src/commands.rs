@@ -15,6 +15,7 @@ pub(crate) mod history;
 pub(crate) mod import;
 pub(crate) mod plan;
 pub(crate) mod reload;
+pub(crate) mod report;
 pub(crate) mod rule;
 pub(crate) mod size;
 pub(crate) mod status;

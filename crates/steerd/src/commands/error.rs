@@ -10,6 +10,7 @@ use crate::daemon::signals::EXIT_FAILED;
 use crate::hardware_report::ReportError;
 use crate::message::{Hinted, NoSignals, NoThread, chain};
 use crate::policy_file::{PolicyErrors, TRAFFIC_HINT};
+use crate::report_bundle::BundleError;
 use crate::settings::{LengthError, Problems, TooManyFrames};
 use crate::terminal::output::OutputError;
 use crate::traffic::UnreadableCapture;
@@ -29,6 +30,8 @@ pub(crate) enum Error {
     /// The findings have been printed already.
     #[error("doctor: {found} that must be changed")]
     Host { found: String },
+    #[error("report: {0}")]
+    Bundle(#[from] BundleError),
     /// The failures have been printed already.
     #[error("{failed} of the policy failed")]
     Tests { failed: String },
@@ -143,7 +146,7 @@ impl Error {
             Self::Report(ReportError::Interrupted) | Self::ReportInterrupted => 7,
             Self::Lengths(_) | Self::Probe { .. } | Self::Report(_) => 4,
             Self::Cores(_) => 5,
-            Self::Thread(_) | Self::Signals(_) | Self::Output(_) | Self::JUnit { .. } => 7,
+            Self::Thread(_) | Self::Signals(_) | Self::Output(_) | Self::JUnit { .. } | Self::Bundle(_) => 7,
             Self::Tests { .. } => 10,
             Self::Api(_) => 8,
             Self::Daemon(error) => of_daemon(error),

@@ -8,6 +8,7 @@ mod diff;
 mod doctor;
 mod explain;
 mod import;
+mod report;
 pub(crate) mod rig;
 mod size;
 mod test;
@@ -67,6 +68,7 @@ fn every_json_output_has_a_format_version() {
         &["import", "classbench", "filters"],
         &["devices"],
         &["doctor"],
+        &["report"],
         &["test", "a"],
     ] {
         let output = run_in(&folder, &[args, &["--format", "json"]].concat());
