@@ -48,6 +48,12 @@ pub(crate) enum Command {
     Lsp(LspArgs),
     /// List libibverbs' devices and the soft NIC of the settings.
     Devices(DevicesArgs),
+    /// Examine this host, and show what to change so that steerd starts and keeps up, the most important
+    /// first, each with its command; exit code 1 if something must be changed.
+    Doctor(DoctorArgs),
+    /// Write a file for a bug report: versions, settings, policy, the answers of the running daemon and facts
+    /// of the host, with other addresses and without secrets.
+    Report(ReportArgs),
     /// Request /healthz of the running daemon; exit code 0 if it is healthy, 1 if not.
     Healthcheck(HealthcheckArgs),
     /// Show what the running daemon does: device, policy in force, health, sinks.
@@ -467,6 +473,32 @@ pub(crate) struct ExplainArgs {
 pub(crate) enum DirectionArg {
     Ingress,
     Egress,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = exit_status::help(exit_status::DOCTOR))]
+pub(crate) struct DoctorArgs {
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReportArgs {
+    /// The file, a tar archive in gzip for its owner alone [default: steerd-report-SECONDS.tar.gz].
+    #[arg(short = 'o', long = "output", value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// Replace a file of this name.
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Keep addresses, names of hosts and comments. Secrets are removed all the same.
+    #[arg(long)]
+    pub(crate) no_redact: bool,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 #[derive(Debug, Args)]

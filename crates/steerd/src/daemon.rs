@@ -66,6 +66,7 @@ use crate::telemetry::logging::{self, Log};
 use crate::terminal::output::{self, Progress};
 use crate::terminal::screen::Screen;
 use crate::terminal::{numbers, table};
+pub(crate) use dataplane::worker_config;
 pub(crate) use error::Error;
 
 /// How often workers, ports and the device are checked, and the live table is drawn.

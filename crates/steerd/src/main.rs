@@ -9,6 +9,7 @@ mod carving;
 mod cli;
 mod commands;
 mod daemon;
+mod doctor;
 mod effects;
 mod hardware_report;
 mod message;
@@ -19,6 +20,7 @@ mod policy_findings;
 mod policy_tests;
 mod port_counters;
 mod rates;
+mod report_bundle;
 mod server;
 mod settings;
 mod state;
@@ -36,7 +38,7 @@ use clap::Parser;
 use cli::{Cli, Command};
 use commands::{
     Error, Outcome, capture, check, devices, diff, explain, flows, healthcheck, history, import, lsp, plan,
-    reload, rule, size, status, test, top, trace,
+    reload, report, rule, size, status, test, top, trace,
 };
 use daemon::{shutdown, signals};
 use terminal::output::{self, OutputError};
@@ -69,6 +71,8 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&args).map(|()| Outcome::Success),
         Command::Import(args) => import::run(&args).map(|()| Outcome::Success),
         Command::Lsp(args) => lsp::run(&args).map(|()| Outcome::Success),
+        Command::Doctor(args) => commands::doctor::run(&args).map(|()| Outcome::Success),
+        Command::Report(args) => report::run(&args).map(|()| Outcome::Success),
         Command::Devices(args) => devices::run(&args).map(|()| Outcome::Success),
         Command::Healthcheck(args) => healthcheck::run(&args).map(|()| Outcome::Success),
         Command::Status(args) => status::run(&args).map(|()| Outcome::Success),

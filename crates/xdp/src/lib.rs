@@ -58,6 +58,7 @@ mod tree;
 pub use claims::{ClaimAction, ClaimReport, ClaimTable};
 pub use drops::{AllDrops, DropCounter, Dropped};
 pub use error::{PRIVILEGES, XdpError};
+pub use link::attached_program;
 pub use program::{
     AttachMode, Attachment, ForwardingCounters, FrameTrial, MAX_CLAIMS, ProgramOptions, SteeringProgram,
     Unserved, check_free, check_stacking, load,

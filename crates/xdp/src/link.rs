@@ -18,8 +18,12 @@ pub(crate) struct StackedLink {
     pub(crate) below: Vec<String>,
 }
 
-/// Returns the number of the XDP program of an interface, in whatever mode it is attached.
-pub(crate) fn attached_program(index: u32) -> io::Result<Option<u32>> {
+/// Returns the number of the XDP program of an interface, in whatever mode it is attached; `None`: it has
+/// none. `index`: the number of the interface.
+///
+/// # Errors
+/// There is no such interface, or the kernel does not answer.
+pub fn attached_program(index: u32) -> io::Result<Option<u32>> {
     Ok(program_of(&link(index)?))
 }
 

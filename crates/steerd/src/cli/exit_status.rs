@@ -12,6 +12,7 @@ pub(super) const ALL: ExitCodes = &[
         1,
         "the policy has errors; check and run: the device cannot run it; check: --deny names\n\
          what was found; diff: the policies differ; explain and import: the input cannot be read;\n\
+         doctor: something must be changed;\n\
          reload: the daemon refuses the policy, the previous one stays in force;\n\
          healthcheck: the daemon is not healthy, or does not answer",
     ),
@@ -88,6 +89,14 @@ pub(super) const LSP: ExitCodes = &[
     (7, "a message has no frame, or an option names a model or settings that cannot be used"),
 ];
 
+pub(super) const DOCTOR: ExitCodes = &[
+    (0, "nothing of the level `must` was found"),
+    (1, "something of the level `must` was found"),
+    (2, "the command line is wrong"),
+    (3, "the settings are wrong"),
+    (9, "the settings cannot be read now, and a later try may succeed"),
+];
+
 pub(super) const RELOAD: ExitCodes = &[
     (0, "the policy is in force"),
     (1, "the daemon refuses the policy, the previous one stays in force"),
@@ -110,6 +119,7 @@ pub(super) fn of(command: &str) -> Option<ExitCodes> {
         "steerd check" => Some(CHECK),
         "steerd test" => Some(TEST),
         "steerd lsp" => Some(LSP),
+        "steerd doctor" => Some(DOCTOR),
         "steerd reload" | "steerd confirm" | "steerd rollback" => Some(RELOAD),
         "steerd diff" => Some(DIFF),
         _ => None,

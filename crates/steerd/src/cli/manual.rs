@@ -81,6 +81,14 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
             ("steerd devices --probe mlx5_0", "Find the limits of a device, and write its model."),
         ],
     ),
+    (
+        "steerd doctor",
+        &[("steerd doctor --config /etc/steerd/steerd.toml", "Show what to change on this host.")],
+    ),
+    (
+        "steerd report",
+        &[("steerd report --config /etc/steerd/steerd.toml", "Write a file for a bug report.")],
+    ),
     ("steerd healthcheck", &[("steerd healthcheck --listen 127.0.0.1:9464", "Ask whether it is healthy.")]),
     ("steerd status", &[("steerd status --json", "Print the state for a program.")]),
     (

@@ -10,6 +10,7 @@ use crate::daemon::signals::EXIT_FAILED;
 use crate::hardware_report::ReportError;
 use crate::message::{Hinted, NoSignals, NoThread, chain};
 use crate::policy_file::{PolicyErrors, TRAFFIC_HINT};
+use crate::report_bundle::BundleError;
 use crate::settings::{LengthError, Problems, TooManyFrames};
 use crate::terminal::output::OutputError;
 use crate::traffic::UnreadableCapture;
@@ -26,6 +27,11 @@ pub(crate) enum Error {
     /// The device cannot run the policy.
     #[error("{file}: {found}")]
     Impossible { file: String, found: String },
+    /// The findings have been printed already.
+    #[error("doctor: {found} that must be changed")]
+    Host { found: String },
+    #[error("report: {0}")]
+    Bundle(#[from] BundleError),
     /// The failures have been printed already.
     #[error("{failed} of the policy failed")]
     Tests { failed: String },
@@ -130,6 +136,7 @@ impl Error {
             Self::Policy(_)
             | Self::Denied { .. }
             | Self::Impossible { .. }
+            | Self::Host { .. }
             | Self::Import { .. }
             | Self::Unhealthy(_)
             | Self::ReloadRefused { .. }
@@ -149,6 +156,7 @@ impl Error {
             | Self::Signals(_)
             | Self::Output(_)
             | Self::JUnit { .. }
+            | Self::Bundle(_)
             | Self::LanguageServer(_) => 7,
             Self::Tests { .. } => 10,
             Self::Api(_) => 8,

@@ -26,8 +26,8 @@ pub(crate) fn run(args: &HealthcheckArgs) -> Result<(), Error> {
             return Err(Error::Unhealthy("http.listen is \"off\": the daemon has no HTTP server".into()));
         }
     };
-    let answer =
-        ask(address).map_err(|error| Error::Unhealthy(format!("{address} does not answer: {error}")))?;
+    let answer = ask(address, "/healthz", "", MAX_ANSWER_BYTES)
+        .map_err(|error| Error::Unhealthy(format!("{address} does not answer: {error}")))?;
     let status = answer.split_whitespace().nth(1).unwrap_or_default();
     let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body.trim());
     match status {
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &HealthcheckArgs) -> Result<(), Error> {
 }
 
 /// The address to connect to if the daemon listens on all addresses of the host.
-fn reachable(listen: SocketAddr) -> SocketAddr {
+pub(super) fn reachable(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
@@ -46,13 +46,19 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, listen.port())
 }
 
-fn ask(address: SocketAddr) -> io::Result<String> {
+/// The answer to a request for a path, with its head. `token`: a bearer token; empty: none. `most`: the bytes
+/// that are read.
+///
+/// # Errors
+/// Nobody answers in time.
+pub(super) fn ask(address: SocketAddr, path: &str, token: &str, most: u64) -> io::Result<String> {
     let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
-    write!(stream, "GET /healthz HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
+    let access = if token.is_empty() { String::new() } else { format!("Authorization: Bearer {token}\r\n") };
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\n{access}Connection: close\r\n\r\n")?;
     let mut answer = Vec::new();
-    stream.take(MAX_ANSWER_BYTES).read_to_end(&mut answer)?;
+    stream.take(most).read_to_end(&mut answer)?;
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 

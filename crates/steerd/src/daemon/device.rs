@@ -575,7 +575,7 @@ pub(super) fn known_stations(settings: &Settings) -> Vec<Station> {
 }
 
 /// The MTUs of the ports in use, as [`known_stations`] knows them.
-pub(super) fn known_mtus(settings: &Settings) -> Vec<PortMtu> {
+pub(crate) fn known_mtus(settings: &Settings) -> Vec<PortMtu> {
     let known = |station: Station| Some(PortMtu { port: station.port, mtu_bytes: station.mtu_bytes? });
     known_stations(settings).into_iter().filter_map(known).collect()
 }

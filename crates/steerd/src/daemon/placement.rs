@@ -259,14 +259,15 @@ impl InterfacePlacement {
 
 /// The NUMA nodes of a host, with their cores.
 #[derive(Debug, Default)]
-struct Nodes {
+pub(crate) struct Nodes {
     cores: BTreeMap<u32, CoreSet>,
     /// The cores of a host that names no nodes.
     online: CoreSet,
 }
 
 impl Nodes {
-    fn read(root: &Path) -> Self {
+    /// Reads the nodes below a root.
+    pub(crate) fn read(root: &Path) -> Self {
         let folder = root.join("sys/devices/system/node");
         let node =
             |node: u32| Some((node, CoreSet::of_list(&read(&folder.join(format!("node{node}/cpulist")))?)?));
@@ -277,12 +278,13 @@ impl Nodes {
         }
     }
 
-    fn of_core(&self, core: usize) -> Option<u32> {
+    /// The node of a core; `None`: it is not known.
+    pub(crate) fn of_core(&self, core: usize) -> Option<u32> {
         self.cores.iter().find(|(_, cores)| cores.contains(core)).map(|(node, _)| *node)
     }
 
     /// The cores of a node, or all if it is not known.
-    fn cores(&self, node: Option<u32>) -> CoreSet {
+    pub(crate) fn cores(&self, node: Option<u32>) -> CoreSet {
         let of_node = node.and_then(|node| self.cores.get(&node)).cloned();
         of_node.unwrap_or_else(|| match self.cores.is_empty() {
             true => self.online.clone(),

@@ -5,8 +5,10 @@ mod capture;
 mod check;
 mod devices;
 mod diff;
+mod doctor;
 mod explain;
 mod import;
+mod report;
 pub(crate) mod rig;
 mod size;
 mod test;
@@ -65,6 +67,8 @@ fn every_json_output_has_a_format_version() {
         &["diff", "a", "a"],
         &["import", "classbench", "filters"],
         &["devices"],
+        &["doctor"],
+        &["report"],
         &["test", "a"],
     ] {
         let output = run_in(&folder, &[args, &["--format", "json"]].concat());

@@ -126,7 +126,16 @@ impl RxFilterSocket {
     /// # Errors
     /// The interface is gone, or does not answer.
     pub fn is_on(&self) -> io::Result<Option<bool>> {
-        offloads::is_on(self.socket.as_fd(), &self.name()?, NTUPLE_FEATURE)
+        self.has_feature(NTUPLE_FEATURE)
+    }
+
+    /// Returns whether a feature of the interface is active, by the kernel's name of it (`rx-lro`,
+    /// net/ethtool/common.c, `netdev_features_strings`); `None`: the kernel does not know the feature.
+    ///
+    /// # Errors
+    /// The interface is gone, or does not answer.
+    pub fn has_feature(&self, feature: &str) -> io::Result<Option<bool>> {
+        offloads::is_on(self.socket.as_fd(), &self.name()?, feature)
     }
 
     /// The number of receive queues.

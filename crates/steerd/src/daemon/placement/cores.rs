@@ -17,7 +17,7 @@ pub(crate) struct CoreSet(BTreeSet<usize>);
 
 impl CoreSet {
     /// The cores of a list; `None`: it is none.
-    pub(super) fn of_list(text: &str) -> Option<Self> {
+    pub(crate) fn of_list(text: &str) -> Option<Self> {
         let ranges = text.split(',').filter(|range| !range.is_empty());
         let cores = ranges.map(|range| {
             let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -46,7 +46,7 @@ impl CoreSet {
         self.0.contains(&core)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         self.0.iter().copied()
     }
 

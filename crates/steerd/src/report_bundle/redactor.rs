@@ -1,0 +1,400 @@
+//! Replaces what identifies a network or a host in texts, JSON and TOML: addresses by an [`AddressMap`],
+//! known words (names of hosts) by others, secrets by [`REMOVED`].
+//!
+//! A text is cut into words, each of which is an address, or has addresses in it. Words in front of `=`, in
+//! brackets or behind escapes are words too, so that an address is found wherever a person sees one.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use packet::MacAddr;
+
+use super::address_map::{AddressMap, is_common};
+
+/// In place of a secret.
+pub(super) const REMOVED: &str = "removed";
+/// Hexadecimal digits of a MAC address without separators, and of a GUID.
+const MAC_DIGITS: usize = 12;
+const GUID_DIGITS: usize = 16;
+/// The characters of a MAC address with separators.
+const MAC_CHARS: usize = 17;
+/// The shortest secret or name that is looked for within texts: shorter ones are parts of other words.
+const WORD_BYTES_MIN: usize = 4;
+/// Parts of the names of keys whose values are secrets.
+const SECRET_KEYS: [&str; 6] = ["token", "secret", "password", "passwd", "credential", "authorization"];
+/// Keys with such a part that have the path of a file.
+const PATH_KEYS: [&str; 1] = ["token_file"];
+
+/// What is replaced in texts.
+pub(super) struct Redactor {
+    /// `None`: only secrets are removed.
+    map: Option<AddressMap>,
+    /// Words and what is in their place; the longest first.
+    words: Vec<(String, String)>,
+}
+
+impl Redactor {
+    /// A redactor that replaces addresses by this map.
+    pub(super) fn new(map: AddressMap) -> Self {
+        Self { map: Some(map), words: Vec::new() }
+    }
+
+    /// A redactor that removes secrets alone.
+    pub(super) fn of_secrets() -> Self {
+        Self { map: None, words: Vec::new() }
+    }
+
+    /// Whether addresses and names are replaced.
+    pub(super) fn replaces_addresses(&self) -> bool {
+        self.map.is_some()
+    }
+
+    /// Removes this secret wherever it is.
+    pub(super) fn add_secret(&mut self, secret: &str) {
+        self.add(secret, REMOVED.to_owned());
+    }
+
+    /// Replaces this name of a host wherever it is.
+    pub(super) fn add_name(&mut self, name: &str, replacement: &str) {
+        // An address is replaced as one.
+        if self.map.is_some() && name.parse::<IpAddr>().is_err() && name != "localhost" {
+            self.add(name, replacement.to_owned());
+        }
+    }
+
+    fn add(&mut self, word: &str, replacement: String) {
+        if word.len() >= WORD_BYTES_MIN && self.words.iter().all(|(known, _)| known != word) {
+            self.words.push((word.to_owned(), replacement));
+            self.words.sort_by_key(|(word, _)| std::cmp::Reverse(word.len()));
+        }
+    }
+
+    /// The text with everything replaced, line by line: values behind the names of secrets, then known words,
+    /// then addresses.
+    pub(super) fn text(&self, text: &str) -> String {
+        let mut redacted = String::with_capacity(text.len());
+        for line in text.split_inclusive('\n') {
+            let mut line = without_secrets(line);
+            for (word, replacement) in &self.words {
+                line = replaced_word(&line, word, replacement);
+            }
+            redacted += &match &self.map {
+                Some(map) => of_line(map, &line),
+                None => line,
+            };
+        }
+        redacted
+    }
+
+    /// Redacts the strings and the keys of a JSON value.
+    pub(super) fn json(&self, value: serde_json::Value) -> serde_json::Value {
+        use serde_json::Value;
+        match value {
+            Value::String(text) => Value::String(self.text(&text)),
+            Value::Array(values) => Value::Array(values.into_iter().map(|value| self.json(value)).collect()),
+            Value::Object(entries) => {
+                let entry = |(key, value): (String, Value)| match is_secret(&key) {
+                    true => (key, Value::String(REMOVED.to_owned())),
+                    false => (self.text(&key), self.json(value)),
+                };
+                Value::Object(entries.into_iter().map(entry).collect())
+            }
+            number => number,
+        }
+    }
+
+    /// Redacts the strings and the keys of a TOML value.
+    pub(super) fn toml(&self, value: toml::Value) -> toml::Value {
+        use toml::Value;
+        match value {
+            Value::String(text) => Value::String(self.text(&text)),
+            Value::Array(values) => Value::Array(values.into_iter().map(|value| self.toml(value)).collect()),
+            Value::Table(entries) => {
+                let entry = |(key, value): (String, Value)| match is_secret(&key) {
+                    true => (key, Value::String(REMOVED.to_owned())),
+                    false => (self.text(&key), self.toml(value)),
+                };
+                Value::Table(entries.into_iter().map(entry).collect())
+            }
+            other => other,
+        }
+    }
+}
+
+/// Returns whether the value of a key is a secret, by the key's name.
+pub(super) fn is_secret(key: &str) -> bool {
+    let key = key.to_ascii_lowercase();
+    SECRET_KEYS.iter().any(|part| key.contains(part)) && !PATH_KEYS.iter().any(|path| key.ends_with(path))
+}
+
+/// The line without what follows the name of a secret and `=` or `:`, and without bearer tokens.
+fn without_secrets(line: &str) -> String {
+    let lower = line.to_ascii_lowercase();
+    let names = SECRET_KEYS.iter().chain(&["bearer"]);
+    // The end of the first name with a value behind it.
+    let found = names.filter_map(|name| {
+        lower.match_indices(name).find_map(|(start, _)| {
+            let rest = &line[start + name.len()..];
+            let separator = if *name == "bearer" { " " } else { "" };
+            let value = rest.trim_start_matches(['"', '\'']).trim_start();
+            let value = match separator {
+                " " => rest.strip_prefix(' ')?,
+                _ => value.strip_prefix(['=', ':'])?,
+            };
+            let value = value.trim_start_matches([' ', '"', '\'']);
+            (!value.trim().is_empty()).then(|| line.len() - value.len())
+        })
+    });
+    let Some(start) = found.min() else { return line.to_owned() };
+    let end = if line.ends_with('\n') { "\n" } else { "" };
+    // The rest of the line goes: where a secret ends is not known.
+    format!("{}{REMOVED}{end}", &line[..start])
+}
+
+/// The text with a word replaced that is no part of a longer one.
+fn replaced_word(text: &str, word: &str, replacement: &str) -> String {
+    let is_part = |c: char| c.is_ascii_alphanumeric();
+    let (mut done, mut rest) = (String::with_capacity(text.len()), text);
+    while let Some(at) = rest.find(word) {
+        let (before, behind) = (&rest[..at], &rest[at + word.len()..]);
+        let is_longer = before.chars().next_back().or(done.chars().next_back()).is_some_and(is_part)
+            || behind.chars().next().is_some_and(is_part);
+        done += before;
+        done += if is_longer && replacement != REMOVED { word } else { replacement };
+        rest = behind;
+    }
+    done + rest
+}
+
+fn is_word_char(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, ':' | '.' | '-' | '_')
+}
+
+/// A line with its addresses replaced.
+fn of_line(map: &AddressMap, line: &str) -> String {
+    let mut redacted = String::with_capacity(line.len());
+    let mut rest = line;
+    while let Some(start) = rest.find(is_word_char) {
+        let (before, from) = rest.split_at(start);
+        redacted += before;
+        // The letter of an escape (`\n`) is not the first of a word.
+        let skipped =
+            usize::from(before.ends_with('\\') && from.starts_with(|c: char| c.is_ascii_alphabetic()));
+        let (letter, from) = from.split_at(skipped);
+        redacted += letter;
+        let end = from.find(|c| !is_word_char(c)).unwrap_or(from.len());
+        let (word, behind) = from.split_at(end);
+        let mask = mask_behind(behind);
+        redacted += &of_word(map, word, mask);
+        rest = behind;
+        if let Some(mask) = mask.filter(|_| is_address(word)) {
+            // A mask says nothing about the network.
+            let length = 1 + mask.len();
+            redacted += &behind[..length];
+            rest = &behind[length..];
+        }
+    }
+    redacted + rest
+}
+
+/// The prefix length or the mask behind an address: `/24`, `/255.255.255.0`, `/ff:ff:ff:00:00:00`.
+fn mask_behind(behind: &str) -> Option<&str> {
+    let from = behind.strip_prefix('/')?;
+    let end = from.find(|c| !is_word_char(c)).unwrap_or(from.len());
+    let mask = from[..end].trim_end_matches(['.', '-', '_', ':']);
+    let is_mask =
+        mask.parse::<u8>().is_ok() || mask.parse::<IpAddr>().is_ok() || mask.parse::<MacAddr>().is_ok();
+    is_mask.then_some(mask)
+}
+
+fn is_address(word: &str) -> bool {
+    word.parse::<IpAddr>().is_ok() || word.parse::<MacAddr>().is_ok()
+}
+
+/// A word with its addresses replaced.
+fn of_word(map: &AddressMap, word: &str, mask: Option<&str>) -> String {
+    if let Some(address) = whole(map, word, mask) {
+        return address;
+    }
+    // Punctuation behind a word: `fe80::1:` is that, `fe80::` was whole.
+    let trimmed = word.trim_end_matches(['.', '-', '_', ':']);
+    if trimmed.len() < word.len() && !trimmed.is_empty() {
+        return of_word(map, trimmed, None) + &word[trimmed.len()..];
+    }
+    let trimmed = word.trim_start_matches(['.', '-', '_']);
+    if trimmed.len() < word.len() && !trimmed.is_empty() {
+        return word[..word.len() - trimmed.len()].to_owned() + &of_word(map, trimmed, mask);
+    }
+    if let Some((first, last)) = word.split_once('-')
+        && let (Ok(first), Ok(last)) = (first.parse::<IpAddr>(), last.parse::<IpAddr>())
+    {
+        let (first, last) = map.range(first, last);
+        return format!("{first}-{last}");
+    }
+    if let Some(at) = word.find(['-', '_']) {
+        let (first, last) = word.split_at(at);
+        return of_word(map, first, None) + &last[..1] + &of_word(map, &last[1..], mask);
+    }
+    within(map, word)
+}
+
+/// The replacement of a word that is one address.
+fn whole(map: &AddressMap, word: &str, mask: Option<&str>) -> Option<String> {
+    if let Ok(address) = word.parse::<IpAddr>() {
+        if is_netmask(address) {
+            return Some(word.to_owned());
+        }
+        let length = mask.and_then(|mask| mask.parse().ok());
+        let new = length.map_or_else(|| map.ip(address), |length| map.prefix(address, length));
+        let bits = mask.and_then(|mask| mask.parse::<IpAddr>().ok());
+        return Some(bits.map_or(new, |bits| masked(new, bits)).to_string());
+    }
+    if let Ok(socket) = word.parse::<SocketAddr>() {
+        return Some(SocketAddr::new(map.ip(socket.ip()), socket.port()).to_string());
+    }
+    if let Ok(address) = word.parse::<MacAddr>() {
+        let is_mask = address.0.starts_with(&[0xff, 0xff]);
+        if is_mask {
+            return Some(word.to_owned());
+        }
+        let mut new = map.mac(address);
+        if let Some(mask) = mask.and_then(|mask| mask.parse::<MacAddr>().ok()) {
+            new.0.iter_mut().zip(mask.0).for_each(|(byte, mask)| *byte &= mask);
+        }
+        let separator = if word.contains('-') { "-" } else { ":" };
+        return Some(new.to_string().replace(':', separator));
+    }
+    groups(map, word)
+}
+
+/// GUIDs and other identifiers in groups of digits: `0c42:a103:0065:1234`, `80:00:02:08:fe:80:...`,
+/// `9c63.c0aa.0102`.
+fn groups(map: &AddressMap, word: &str) -> Option<String> {
+    let of = |separator: char, digits: usize, least: usize| {
+        let parts: Vec<&str> = word.split(separator).collect();
+        let is_number = |part: &&str| part.len() == digits && part.chars().all(|c| c.is_ascii_hexdigit());
+        if parts.len() < least || parts.len() > 32 || !parts.iter().all(|part| is_number(&part)) {
+            return None;
+        }
+        let is_zero = parts.iter().all(|part| part.chars().all(|c| c == '0'));
+        if is_zero {
+            return Some(word.to_owned());
+        }
+        // 64 bits at a time, as a GUID is one.
+        let group = 16 / digits;
+        let new: Vec<String> = parts
+            .chunks(group)
+            .flat_map(|parts| {
+                let new = map.digits(&parts.concat());
+                let split =
+                    |at: usize| new.get(at * digits..(at + 1) * digits).unwrap_or_default().to_owned();
+                (0..parts.len()).map(split).collect::<Vec<_>>()
+            })
+            .collect();
+        Some(new.join(&separator.to_string()))
+    };
+    of(':', 4, 4).or_else(|| of(':', 2, 7)).or_else(|| {
+        let is_mac = word.split('.').count() == 3;
+        is_mac.then(|| of('.', 4, 3)).flatten()
+    })
+}
+
+/// A contiguous mask of IPv4 from /8 on, as `ip route` and programs print it beside addresses.
+fn is_netmask(address: IpAddr) -> bool {
+    let IpAddr::V4(address) = address else { return false };
+    let bits = u32::from(address);
+    bits.leading_ones() >= 8 && bits.leading_ones() + bits.trailing_zeros() == 32
+}
+
+fn masked(address: IpAddr, mask: IpAddr) -> IpAddr {
+    match (address, mask) {
+        (IpAddr::V4(address), IpAddr::V4(mask)) => IpAddr::V4(address & mask),
+        (IpAddr::V6(address), IpAddr::V6(mask)) => IpAddr::V6(address & mask),
+        (address, _) => address,
+    }
+}
+
+/// Replaces addresses that are parts of a word: behind letters (`n10.0.0.1`), and digits of a MAC address or
+/// a GUID (`enx9c63c0aa0102`).
+fn within(map: &AddressMap, word: &str) -> String {
+    if let Some((start, end)) = part(
+        word,
+        |c| c.is_ascii_digit() || c == '.',
+        |text| {
+            text.parse::<Ipv4Addr>()
+                .is_ok_and(|address| !is_common(address.into()) && !is_netmask(address.into()))
+        },
+    ) && !word[..start].ends_with(".so.")
+    {
+        let new = whole(map, &word[start..end], None).unwrap_or_default();
+        return within(map, &word[..start]) + &new + &within(map, &word[end..]);
+    }
+    if word.len() > MAC_CHARS
+        && let Some(start) = (0..=word.len() - MAC_CHARS)
+            .find(|start| word[*start..start + MAC_CHARS].parse::<MacAddr>().is_ok())
+    {
+        let end = start + MAC_CHARS;
+        let new = whole(map, &word[start..end], None).unwrap_or_default();
+        return word[..start].to_owned() + &new + &within(map, &word[end..]);
+    }
+    if let Some((start, end)) = part(
+        word,
+        |c| c.is_ascii_hexdigit() || c == ':' || c == '.',
+        |text| {
+            text.matches(':').count() > 2 && text.parse::<IpAddr>().is_ok_and(|address| !is_common(address))
+        },
+    ) {
+        let new = whole(map, &word[start..end], None).unwrap_or_default();
+        return word[..start].to_owned() + &new + &word[end..];
+    }
+    long_numbers(map, word)
+}
+
+/// The longest part of a word of these characters that is an address.
+fn part(
+    word: &str,
+    is_char: impl Fn(char) -> bool,
+    is_address: impl Fn(&str) -> bool,
+) -> Option<(usize, usize)> {
+    let mut start = 0;
+    while start < word.len() {
+        let Some(found) = word[start..].find(&is_char) else { break };
+        let begin = start + found;
+        let end = word[begin..].find(|c| !is_char(c)).map_or(word.len(), |length| begin + length);
+        let run = &word[begin..end];
+        let left = begin + (run.len() - run.trim_start_matches('.').len());
+        let right = end - (run.len() - run.trim_end_matches(['.', ':']).len());
+        if left < right && is_address(&word[left..right]) {
+            return Some((left, right));
+        }
+        start = end.max(begin + 1);
+    }
+    None
+}
+
+/// Replaces runs of as many hexadecimal digits as a MAC address or a GUID has. A whole word of decimal digits
+/// is a count, and a word of equal low bits a mask.
+fn long_numbers(map: &AddressMap, word: &str) -> String {
+    let number = word.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    let is_mask = number.is_some_and(|number| number & number.wrapping_add(1) == 0);
+    if is_mask || word.chars().all(|c| c.is_ascii_digit() || c == '.') {
+        return word.to_owned();
+    }
+    let mut redacted = String::with_capacity(word.len());
+    let mut run = String::new();
+    let finish = |run: &mut String, redacted: &mut String| {
+        let is_long = run.len() == MAC_DIGITS || run.len() == GUID_DIGITS;
+        let is_number = is_long && run.contains(|c: char| c.is_ascii_digit());
+        *redacted += &if is_number { map.digits(run) } else { run.clone() };
+        run.clear();
+    };
+    for c in word.chars() {
+        if c.is_ascii_hexdigit() {
+            run.push(c);
+        } else {
+            finish(&mut run, &mut redacted);
+            redacted.push(c);
+        }
+    }
+    finish(&mut run, &mut redacted);
+    redacted
+}
