@@ -4,7 +4,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::state::{OtherDeviceState, PortState, SinkState, State, TopFlowState};
+use worker::Regime;
+
+use crate::state::{OtherDeviceState, PortState, SinkState, State, TopFlowState, WorkerState};
 
 /// The counts of the last update.
 #[derive(Debug, Default)]
@@ -68,6 +70,75 @@ impl PerSecond {
     }
 }
 
+/// Nanoseconds in a second: all of the time.
+const SECOND_NS: f64 = 1e9;
+
+/// How a worker spent the time, in nanoseconds per second. The parts add up to the time that is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct WorkerTime {
+    /// In the order of [`Regime::ALL`], without the time of waiting for a core.
+    pub(crate) regimes: [f64; Regime::ALL.len()],
+    /// Ready to run, and waiting for a core; `None`: the kernel does not show it.
+    pub(crate) waiting: Option<f64>,
+}
+
+impl WorkerTime {
+    /// The time with nothing to do.
+    pub(crate) fn idle(&self) -> f64 {
+        self.regimes[Regime::Idle as usize]
+    }
+
+    /// The time of all regimes but idle.
+    pub(crate) fn busy(&self) -> f64 {
+        self.regimes.iter().sum::<f64>() - self.idle()
+    }
+
+    /// The sum of all parts; 0: nothing is known, because the loop makes no progress.
+    pub(crate) fn whole(&self) -> f64 {
+        self.regimes.iter().sum::<f64>() + self.waiting.unwrap_or(0.0)
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.regimes.iter_mut().zip(other.regimes).for_each(|(sum, part)| *sum += part);
+        self.waiting = match (self.waiting, other.waiting) {
+            (None, None) => None,
+            (one, other) => Some(one.unwrap_or(0.0) + other.unwrap_or(0.0)),
+        };
+    }
+
+    /// Takes the time of waiting out of the regimes, of which the loop counts it as a part. It is taken from
+    /// idle first: a worker that sleeps waits when it is woken, and one that polls in vain loses nothing. So
+    /// idle is what is certainly left, and busy is never less than it was.
+    fn divided(regimes: [f64; Regime::ALL.len()], waiting: Option<f64>) -> Self {
+        let counted: f64 = regimes.iter().sum();
+        let waiting = waiting.map(|ns| ns.clamp(0.0, SECOND_NS));
+        // The loop counts a long wait when it is over, which can be more than the time since the last sample.
+        let whole = counted.min(SECOND_NS).max(waiting.unwrap_or(0.0));
+        let left = whole - waiting.unwrap_or(0.0);
+        let busy = counted - regimes[Regime::Idle as usize];
+        let kept = if busy > 0.0 { (left / busy).min(1.0) } else { 0.0 };
+        let mut divided = regimes.map(|ns| ns * kept);
+        divided[Regime::Idle as usize] = (left - busy * kept).max(0.0);
+        Self { regimes: divided, waiting }
+    }
+}
+
+impl PerSecond {
+    /// How the worker spent the time.
+    pub(crate) fn worker_time(&self, worker: &WorkerState) -> WorkerTime {
+        let number = worker.worker;
+        let regimes = Regime::ALL.map(|regime| self.of(&worker_ns(number, regime.name())));
+        let counted: f64 = regimes.iter().sum();
+        let waiting = worker.thread.map(|thread| {
+            // The kernel counts a wait when it is over. A thread that is ready and had no core is waiting.
+            let ran = counted + self.of(&worker_cpu_ns(number));
+            let is_starved = ran <= 0.0 && thread.is_runnable;
+            if is_starved { SECOND_NS } else { self.of(&worker_cpu_wait_ns(number)) }
+        });
+        WorkerTime::divided(regimes, waiting)
+    }
+}
+
 fn counts(state: &State) -> impl Iterator<Item = (String, u64)> {
     let rules = state.rules.iter().flat_map(|rule| {
         [(rule_packets(&rule.name), rule.packets()), (rule_bytes(&rule.name), rule.bytes())]
@@ -78,6 +149,13 @@ fn counts(state: &State) -> impl Iterator<Item = (String, u64)> {
     });
     let times = state.workers.iter().flat_map(|worker| {
         worker.regimes_ns.iter().map(|(regime, ns)| (worker_ns(worker.worker, regime), *ns))
+    });
+    let threads = state.workers.iter().flat_map(|worker| {
+        let of = worker.thread.map(|thread| {
+            let (cpu, wait) = (worker_cpu_ns(worker.worker), worker_cpu_wait_ns(worker.worker));
+            [(cpu, thread.cpu_ns), (wait, thread.cpu_wait_ns)]
+        });
+        of.into_iter().flatten()
     });
     let ports = state
         .ports
@@ -97,7 +175,8 @@ fn counts(state: &State) -> impl Iterator<Item = (String, u64)> {
         let flows = sink.top_flows.iter().flatten();
         flows.map(move |flow| (flow_packets(sink, flow), packets(flow)))
     });
-    rules.chain(workers).chain(times).chain(ports).chain(sending).chain(sinks).chain(flows)
+    let of_workers = workers.chain(times).chain(threads);
+    rules.chain(of_workers).chain(ports).chain(sending).chain(sinks).chain(flows)
 }
 
 /// The key of a rule's packets. A key is a name of what is counted.
@@ -122,6 +201,16 @@ pub(crate) fn worker_ns(worker: u32, regime: &str) -> String {
     format!("{regime} of worker {worker}")
 }
 
+/// The key of the time for which a worker's thread was on a core.
+pub(crate) fn worker_cpu_ns(worker: u32) -> String {
+    format!("core of worker {worker}")
+}
+
+/// The key of the time for which a worker's thread waited for a core.
+pub(crate) fn worker_cpu_wait_ns(worker: u32) -> String {
+    format!("wait for a core of worker {worker}")
+}
+
 pub(crate) fn port_packets(port: u8) -> String {
     format!("packets of port {port}")
 }
@@ -142,7 +231,7 @@ pub(crate) fn flow_packets(sink: &SinkState, flow: &TopFlowState) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::WorkerState;
+    use crate::state::WorkerThreadState;
 
     #[test]
     fn rates_are_since_the_last_update() {
@@ -157,5 +246,57 @@ mod tests {
         state.workers[0].received_packets = 300;
         state.uptime_seconds = 4.0;
         assert!(rate(&state).abs() < 1e-9);
+    }
+
+    /// Times of a worker in milliseconds: idle, poll, classify, sink; on a core, waiting for one.
+    fn worker(regimes_ms: [u64; 4], cpu_ms: u64, wait_ms: u64) -> WorkerState {
+        let ns = |ms: u64| ms * 1_000_000;
+        let regimes = Regime::ALL.iter().zip(regimes_ms).map(|(regime, ms)| (regime.name(), ns(ms)));
+        let thread = WorkerThreadState { cpu_ns: ns(cpu_ms), cpu_wait_ns: ns(wait_ms), is_runnable: true };
+        WorkerState { regimes_ns: regimes.collect(), thread: Some(thread), ..WorkerState::default() }
+    }
+
+    /// The percent of idle, busy and waiting of the second after `before`.
+    fn percent(before: WorkerState, after: WorkerState) -> [f64; 3] {
+        let mut rates = Rates::default();
+        let mut state = State { uptime_seconds: 10.0, workers: vec![before], ..State::default() };
+        rates.update(&state);
+        (state.uptime_seconds, state.workers) = (11.0, vec![after]);
+        let time = rates.update(&state).worker_time(&state.workers[0]);
+        assert!((time.whole() - time.idle() - time.busy() - time.waiting.unwrap_or(0.0)).abs() < 1.0);
+        [time.idle(), time.busy(), time.waiting.unwrap_or(-1e7)].map(|ns| (ns / 1e7).round())
+    }
+
+    #[test]
+    fn waiting_for_a_core_is_not_idle() {
+        let at_first = || worker([5_000, 1_000, 1_000, 1_000], 6_000, 100);
+        // It polls in vain, and another program has its core for three quarters of the time.
+        assert_eq!(percent(at_first(), worker([6_000, 1_000, 1_000, 1_000], 6_250, 850)), [25.0, 0.0, 75.0]);
+        // It is never without work, and has its core for half of the time.
+        assert_eq!(percent(at_first(), worker([5_000, 1_600, 1_200, 1_200], 6_500, 600)), [0.0, 50.0, 50.0]);
+        // Waits are taken from idle first.
+        assert_eq!(percent(at_first(), worker([5_700, 1_100, 1_100, 1_100], 6_400, 300)), [50.0, 30.0, 20.0]);
+        let unknown = WorkerState { thread: None, ..worker([5_900, 1_100, 1_000, 1_000], 0, 0) };
+        assert_eq!(percent(at_first(), unknown), [90.0, 10.0, -1.0]);
+    }
+
+    #[test]
+    fn a_worker_without_a_core_waits() {
+        let at_first = || worker([5_000, 1_000, 0, 0], 6_000, 100);
+        // The kernel counts the wait when it is over, and so does the loop.
+        assert_eq!(percent(at_first(), at_first()), [0.0, 0.0, 100.0]);
+        let late = worker([8_100, 1_100, 0, 0], 6_150, 3_150);
+        assert_eq!(percent(at_first(), late), [0.0, 0.0, 100.0], "it waited for more than the second");
+        // Without progress on a core, nothing is known, and nothing is called idle.
+        assert_eq!(percent(at_first(), worker([5_000, 1_000, 0, 0], 7_000, 100)), [0.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn the_times_of_workers_are_added() {
+        let mut sum = WorkerTime::default();
+        sum.add(&WorkerTime { regimes: [1.0, 2.0, 3.0, 4.0], waiting: None });
+        assert_eq!(sum.waiting, None);
+        sum.add(&WorkerTime { regimes: [1.0; 4], waiting: Some(5.0) });
+        assert_eq!((sum.idle(), sum.busy(), sum.whole()), (2.0, 12.0, 19.0));
     }
 }

@@ -106,8 +106,16 @@ pub(crate) struct Worker {
     pub(crate) bytes_per_second: f64,
     /// Received and lost, not dropped by a rule.
     pub(crate) lost: u64,
-    /// The part of its time in which it had nothing to do, from 0 to 1.
+    /// The part of its time in which it had nothing to do, from 0 to 1. With `busy` and `waiting` it adds up
+    /// to 1, or to 0 while its loop makes no progress.
     pub(crate) idle: f64,
+    /// The part in which it took, classified and handed on packets.
+    #[serde(default)]
+    pub(crate) busy: f64,
+    /// The part in which it was ready to run and another program had its core; `null`: the kernel does not
+    /// show it.
+    #[serde(default)]
+    pub(crate) waiting: Option<f64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -169,8 +177,9 @@ fn rule(rule: &RuleState, rates: &PerSecond) -> Rule {
 
 fn worker(worker: &WorkerState, rates: &PerSecond) -> Worker {
     let number = worker.worker;
-    let ns = |regime: &&'static str| rates.of(&rates::worker_ns(number, regime));
-    let whole: f64 = worker.regimes_ns.keys().map(ns).sum();
+    let time = rates.worker_time(worker);
+    let whole = time.whole();
+    let part = |ns: f64| if whole > 0.0 { (ns / whole).clamp(0.0, 1.0) } else { 0.0 };
     Worker {
         worker: number,
         core: worker.core,
@@ -182,7 +191,9 @@ fn worker(worker: &WorkerState, rates: &PerSecond) -> Worker {
         packets_per_second: rates.of(&rates::worker_packets(number)),
         bytes_per_second: rates.of(&rates::worker_bytes(number)),
         lost: worker.lost_packets.values().sum(),
-        idle: if whole > 0.0 { (ns(&"idle") / whole).min(1.0) } else { 1.0 },
+        idle: part(time.idle()),
+        busy: part(time.busy()),
+        waiting: time.waiting.map(part),
     }
 }
 
@@ -232,6 +243,7 @@ fn port(port: &PortState, rates: &PerSecond) -> Port {
 mod tests {
     use super::*;
     use crate::outcome::{Count, PacketOutcome};
+    use crate::state::WorkerThreadState;
 
     #[test]
     fn rates_are_averages_since_the_last_sample() {
@@ -283,6 +295,30 @@ mod tests {
         assert_eq!(idle(1.0, worker(1_000, 0, 10)), 1.0);
         // No packets were received, but the sinks had work for three quarters of the time.
         assert_eq!(idle(2.0, worker(1_250, 750, 20)), 0.25);
+    }
+
+    #[test]
+    fn the_parts_of_a_workers_time_add_up() {
+        let mut sampler = Sampler::default();
+        let mut worker = |uptime_seconds, idle, sink, cpu_wait_ns| {
+            let thread = WorkerThreadState { cpu_wait_ns, ..WorkerThreadState::default() };
+            let worker = WorkerState {
+                regimes_ns: [("idle", idle), ("sink", sink)].into(),
+                thread: Some(thread),
+                ..WorkerState::default()
+            };
+            let state = State { uptime_seconds, workers: vec![worker], ..State::default() };
+            let worker = sampler.top(&state).workers.remove(0);
+            (worker.idle, worker.busy, worker.waiting)
+        };
+        worker(1.0, 1_000_000_000, 0, 0);
+        let starved = worker(2.0, 1_750_000_000, 250_000_000, 500_000_000);
+        assert_eq!(starved, (0.25, 0.25, Some(0.5)), "the loop alone is idle for three quarters");
+        assert_eq!(
+            worker(3.0, 1_750_000_000, 250_000_000, 500_000_000),
+            (0.0, 0.0, Some(0.0)),
+            "no progress"
+        );
     }
 
     /// A rule that counts again from zero has no negative rate, and one that is not in force is left out.

@@ -8,7 +8,7 @@ use control::{ChangedSoFar, Counted, Device, DropTotals};
 use program::{DEFAULT_RULE, Placement, Program, RUNTIME_RULES, RuleDeciders, RuleId, SinkId, WorkerId};
 use softnic::PortStats;
 use worker::sinks::{PacketSizes, TopFlow};
-use worker::{Distribution, SinkTraffic, WorkerSnapshot};
+use worker::{Distribution, SinkTraffic, ThreadActivity, WorkerSnapshot};
 
 use super::{Observer, WorkerEntry, stage_times};
 use crate::api::model;
@@ -23,6 +23,7 @@ use crate::port_counters::PortCounters;
 use crate::state::{
     Buckets, DeviceState, LOST_ON_WIRE, LatencyState, OtherDeviceState, PolicyState, PortClaims, PortState,
     Reasons, RuleState, SinkState, SinkTrafficState, State, TOP_FLOWS_MAX, TopFlowState, WorkerState,
+    WorkerThreadState,
 };
 use crate::telemetry::accounting::{self, InFlight};
 use crate::telemetry::http::Probes;
@@ -388,8 +389,15 @@ fn worker(entry: &WorkerEntry, snapshot: &WorkerSnapshot) -> WorkerState {
         batches: buckets(&snapshot.batches, &BATCH_BOUNDS),
         turn_ns: buckets(&snapshot.iteration_ns, &TURN_BOUNDS_NS),
         regimes_ns: snapshot.regimes.iter().map(|(regime, ns)| (regime.name(), *ns)).collect(),
+        thread: entry.control.thread_activity().map(thread),
         latency: snapshot.latency.as_ref().map(latency),
     }
+}
+
+fn thread(activity: ThreadActivity) -> WorkerThreadState {
+    let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    let ThreadActivity { is_runnable, cpu, cpu_wait } = activity;
+    WorkerThreadState { cpu_ns: ns(cpu), cpu_wait_ns: ns(cpu_wait), is_runnable }
 }
 
 fn latency(latency: &worker::Latency) -> LatencyState {
