@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use worker::Regime;
 
-use crate::state::{OtherDeviceState, PortState, SinkState, State, TopFlowState, WorkerState};
+use crate::outcome::PacketOutcome;
+use crate::state::{
+    OtherDeviceState, PortState, Reasons, SinkState, SinkTrafficState, State, TopFlowState, WorkerState,
+};
 
 /// The counts of the last update.
 #[derive(Debug, Default)]
@@ -139,6 +142,65 @@ impl PerSecond {
     }
 }
 
+/// Packets that were lost, or dropped otherwise than by the action of a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DroppedPackets {
+    /// `port 1`, `worker 0`, `sink files`, `sink files, sending`, `rule web`.
+    pub(crate) place: String,
+    /// The label `reason` of the metrics; of a rule, the label `action`.
+    pub(crate) reason: &'static str,
+    pub(crate) packets: u64,
+}
+
+impl DroppedPackets {
+    /// The key of its rate.
+    pub(crate) fn key(&self) -> String {
+        format!("{} of {}", self.reason, self.place)
+    }
+}
+
+/// All packets that were lost, or dropped by a limit, a sample or a sink, by place and reason; only reasons
+/// that occurred. Several workers of a sink are one place.
+pub(crate) fn dropped(state: &State) -> Vec<DroppedPackets> {
+    let mut list = Vec::new();
+    let mut add = |place: &str, reason: &'static str, packets: u64| {
+        if packets > 0 {
+            list.push(DroppedPackets { place: place.to_owned(), reason, packets });
+        }
+    };
+    for port in &state.ports {
+        let place = format!("port {}", port.port);
+        port.lost_packets.iter().for_each(|(reason, packets)| add(&place, reason, *packets));
+    }
+    for worker in &state.workers {
+        let place = format!("worker {}", worker.worker);
+        worker.lost_packets.iter().for_each(|(reason, packets)| add(&place, reason, *packets));
+        add(&place, "lost_exception", worker.outcomes[PacketOutcome::LostException]);
+    }
+    for sink in &state.sinks {
+        let place = format!("sink {}", sink.name);
+        sink.dropped().into_iter().for_each(|(reason, packets)| add(&place, reason, packets));
+        let place = format!("sink {}, sending", sink.name);
+        sum_by_reason(&sink.transmit).into_iter().for_each(|(reason, packets)| add(&place, reason, packets));
+    }
+    for rule in state.rules.iter().filter(|rule| rule.current) {
+        let place = format!("rule {}", rule.name);
+        let is_policed = |outcome| matches!(outcome, PacketOutcome::RateLimited | PacketOutcome::NotSampled);
+        for (row, count) in rule.outcomes.iter().filter(|(row, _)| is_policed(row.outcome)) {
+            add(&place, row.action.unwrap_or_default(), count.packets.unwrap_or(0));
+        }
+    }
+    list
+}
+
+fn sum_by_reason(traffic: &[SinkTrafficState]) -> Reasons {
+    let mut sums = Reasons::new();
+    for (reason, packets) in traffic.iter().flat_map(|traffic| &traffic.dropped_packets) {
+        *sums.entry(reason).or_default() += packets;
+    }
+    sums
+}
+
 fn counts(state: &State) -> impl Iterator<Item = (String, u64)> {
     let rules = state.rules.iter().flat_map(|rule| {
         [(rule_packets(&rule.name), rule.packets()), (rule_bytes(&rule.name), rule.bytes())]
@@ -157,6 +219,7 @@ fn counts(state: &State) -> impl Iterator<Item = (String, u64)> {
         });
         of.into_iter().flatten()
     });
+    let dropped = dropped(state).into_iter().map(|dropped| (dropped.key(), dropped.packets));
     let ports = state
         .ports
         .iter()
@@ -176,7 +239,7 @@ fn counts(state: &State) -> impl Iterator<Item = (String, u64)> {
         flows.map(move |flow| (flow_packets(sink, flow), packets(flow)))
     });
     let of_workers = workers.chain(times).chain(threads);
-    rules.chain(of_workers).chain(ports).chain(sending).chain(sinks).chain(flows)
+    rules.chain(of_workers).chain(ports).chain(sending).chain(sinks).chain(flows).chain(dropped)
 }
 
 /// The key of a rule's packets. A key is a name of what is counted.
@@ -231,7 +294,8 @@ pub(crate) fn flow_packets(sink: &SinkState, flow: &TopFlowState) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::WorkerThreadState;
+    use crate::outcome::Count;
+    use crate::state::{RuleState, WorkerThreadState};
 
     #[test]
     fn rates_are_since_the_last_update() {
@@ -298,5 +362,53 @@ mod tests {
         assert_eq!(sum.waiting, None);
         sum.add(&WorkerTime { regimes: [1.0; 4], waiting: Some(5.0) });
         assert_eq!((sum.idle(), sum.busy(), sum.whole()), (2.0, 12.0, 19.0));
+    }
+
+    #[test]
+    fn drops_are_listed_by_place_and_reason() {
+        let traffic = |worker, reason, packets| SinkTrafficState {
+            worker,
+            dropped_packets: [(reason, packets)].into(),
+            ..SinkTrafficState::default()
+        };
+        let sink = SinkState {
+            name: "files".into(),
+            workers: vec![traffic(0, "disk_full", 3), traffic(1, "disk_full", 4)],
+            transmit: vec![traffic(0, "too_long", 5)],
+            ..SinkState::default()
+        };
+        let port =
+            PortState { port: 2, lost_packets: [("runt", 0), ("wire", 7)].into(), ..PortState::default() };
+        let rule = |name: &str, current| RuleState {
+            name: name.into(),
+            current,
+            outcomes: [
+                (PacketOutcome::Delivered, Count::of(1, 1)),
+                (PacketOutcome::RateLimited, Count::of(8, 0)),
+                (PacketOutcome::NotSampled, Count::of(9, 0)),
+            ]
+            .into(),
+            ..RuleState::default()
+        };
+        let worker = WorkerState {
+            worker: 1,
+            lost_packets: [("unknown_tag", 6)].into(),
+            outcomes: [(PacketOutcome::LostException, 2)].into(),
+            ..WorkerState::default()
+        };
+        let (rules, sinks) = (vec![rule("web", true), rule("earlier", false)], vec![sink]);
+        let state = State { rules, sinks, ports: vec![port], workers: vec![worker], ..State::default() };
+        let list: Vec<String> =
+            dropped(&state).into_iter().map(|one| format!("{}: {}", one.key(), one.packets)).collect();
+        let expected = [
+            "wire of port 2: 7",
+            "unknown_tag of worker 1: 6",
+            "lost_exception of worker 1: 2",
+            "disk_full of sink files: 7",
+            "too_long of sink files, sending: 5",
+            "rate_limited of rule web: 8",
+            "not_sampled of rule web: 9",
+        ];
+        assert_eq!(list, expected);
     }
 }

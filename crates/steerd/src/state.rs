@@ -22,6 +22,8 @@ pub(crate) struct State {
     pub(crate) started_at_seconds: f64,
     pub(crate) uptime_seconds: f64,
     pub(crate) ready: bool,
+    /// Why it is not ready, as /readyz answers; `None`: it is.
+    pub(crate) problem: Option<String>,
     /// The fault, although packets are steered: sinks that lose all their packets.
     pub(crate) degraded: Option<String>,
     pub(crate) device: DeviceState,
@@ -347,6 +349,8 @@ pub(crate) struct PortState {
     pub(crate) wire: String,
     /// Whether the port has a link; `None`: unknown.
     pub(crate) up: Option<bool>,
+    /// Why it is not up, or why that is unknown, with the remedy; `None`: it is up.
+    pub(crate) problem: Option<String>,
     /// `None`: the device does not count what its ports receive; unknown is not zero.
     #[serde(flatten)]
     pub(crate) counters: Option<PortCounters>,

@@ -328,6 +328,7 @@ mod tests {
             offered: 123_456_789_012,
             delivered: 123_456_000_000,
             dropped: 789_012,
+            dropped_by_reason: [("disk_full".to_owned(), 789_012)].into(),
             sent,
             packets_per_second: 1_234_567.0,
         };

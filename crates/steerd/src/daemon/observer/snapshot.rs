@@ -18,6 +18,7 @@ use crate::daemon::health::Part;
 use crate::daemon::nic_drops::{self, PublishedDrops};
 use crate::daemon::sinks::SinkView;
 use crate::effects::Effect;
+use crate::message::chain;
 use crate::outcome::{self, Count, PacketOutcome, WorkerOutcomes};
 use crate::port_counters::PortCounters;
 use crate::state::{
@@ -82,6 +83,7 @@ pub(super) fn of(observer: &Observer, drops: Option<Arc<[DropTotals]>>, moment: 
             ..worker(entry, snapshot)
         })
         .collect();
+    let problem = observer.health.ready().err();
     let uncounted_drops = published.uncounted_drops;
     let in_flight = match moment {
         Moment::Ended => InFlight { uncounted_drops, ..InFlight::default() },
@@ -98,7 +100,8 @@ pub(super) fn of(observer: &Observer, drops: Option<Arc<[DropTotals]>>, moment: 
         version: env!("CARGO_PKG_VERSION"),
         started_at_seconds: observer.started_at_seconds,
         uptime_seconds: observer.started.elapsed().as_secs_f64(),
-        ready: observer.health.ready().is_ok(),
+        ready: problem.is_none(),
+        problem,
         device: device(observer, &stalled),
         other_devices: other_devices(observer, &stalled),
         policy: policy(&published),
@@ -503,14 +506,16 @@ fn ports(observer: &Observer, stats: Option<&[PortStats]>) -> Vec<PortState> {
 /// Without its losses.
 fn port(device: &Device, wires: &[String], number: u8, stats: Option<&PortStats>) -> PortState {
     let wire = wires.get(usize::from(number).saturating_sub(1));
+    let checked = device.check_port(number);
     PortState {
         port: number,
         wire: wire.cloned().unwrap_or_default(),
-        up: match device.check_port(number) {
+        up: match &checked {
             Ok(()) => Some(true),
             Err(control::ControlError::PortDown { .. }) => Some(false),
             Err(_) => None,
         },
+        problem: checked.err().map(|error| chain(&error)),
         counters: stats.map(PortCounters::from),
         claims: None,
         nic_filters: None,
