@@ -42,6 +42,7 @@ mod rulesets;
 mod settings_errors;
 mod support;
 mod terminal;
+mod top;
 mod trace;
 mod traces;
 mod trial;
