@@ -71,8 +71,8 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// Add, remove and list rules of the running daemon, as far as its policy allows them.
     Rule(RuleArgs),
-    /// Show rules, workers, sinks, ports and flows of the running daemon with their rates, once a second; on
-    /// a terminal until q is pressed, elsewhere once.
+    /// Show rules, workers, sinks, ports, flows and drops of the running daemon with their rates, once a
+    /// second; on a terminal until q is pressed, elsewhere once.
     Top(TopArgs),
     /// List the flows that the running daemon has installed, with their rules, queues and packets.
     Flows(FlowsArgs),
@@ -684,8 +684,38 @@ pub(crate) struct RuleAddArgs {
     pub(crate) comment: String,
 }
 
+/// A page of `steerd top`, in the order of the keys that show it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TopPage {
+    #[default]
+    Rules,
+    Workers,
+    Sinks,
+    Ports,
+    Flows,
+    Drops,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct TopArgs {
+    /// The page to begin with; where it prints once, the only one [default: begin with rules, print all].
+    #[arg(long, value_enum, value_name = "PAGE")]
+    pub(crate) page: Option<TopPage>,
+    /// Sort the rows of the page by this column, such as packets/s: numbers from the largest, texts from A.
+    #[arg(long, value_name = "COLUMN", requires = "page")]
+    pub(crate) sort: Option<String>,
+    /// Reverse the order.
+    #[arg(long, requires = "sort")]
+    pub(crate) reverse: bool,
+    /// Only rows that have this text, in capitals or not, in one of their columns of text.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) filter: Option<String>,
+    /// Print at most N rows of each page, once.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rows: Option<u32>,
+    /// Print once, on a terminal too: rates over about a second.
+    #[arg(long)]
+    pub(crate) once: bool,
     #[command(flatten)]
     pub(crate) api: ApiArgs,
     #[command(flatten)]

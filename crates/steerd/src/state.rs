@@ -23,6 +23,8 @@ pub(crate) struct State {
     pub(crate) started_at_seconds: f64,
     pub(crate) uptime_seconds: f64,
     pub(crate) ready: bool,
+    /// Why it is not ready, as /readyz answers; `None`: it is.
+    pub(crate) problem: Option<String>,
     /// The fault, although packets are steered: sinks that lose all their packets.
     pub(crate) degraded: Option<String>,
     pub(crate) device: DeviceState,
@@ -230,8 +232,23 @@ pub(crate) struct WorkerState {
     pub(crate) turn_ns: Buckets,
     /// The time of the loop since the start: idle, poll, classify, sink. They add up to the time it has run.
     pub(crate) regimes_ns: BTreeMap<&'static str, u64>,
+    /// What the kernel accounts to its thread; `None`: the kernel does not show it.
+    pub(crate) thread: Option<WorkerThreadState>,
     /// How long packets waited for it; `None` without timestamps.
     pub(crate) latency: Option<LatencyState>,
+}
+
+/// The thread of a worker, by the kernel's files `schedstat` and `stat` of it
+/// (Documentation/scheduler/sched-stats.rst, proc_pid_stat(5)). Waits are part of the regimes' time, because
+/// the loop cannot see them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct WorkerThreadState {
+    /// The time on a core.
+    pub(crate) cpu_ns: u64,
+    /// The time for which it was ready to run and waited for a core. A wait is counted when it is over.
+    pub(crate) cpu_wait_ns: u64,
+    /// Whether it is on a core or waits for one now; otherwise it sleeps, or has ended.
+    pub(crate) is_runnable: bool,
 }
 
 /// From the device's timestamp of a packet to the worker; a sample of one batch in 16.
@@ -351,6 +368,8 @@ pub(crate) struct PortState {
     pub(crate) wire: String,
     /// Whether the port has a link; `None`: unknown.
     pub(crate) up: Option<bool>,
+    /// Why it is not up, or why that is unknown, with the remedy; `None`: it is up.
+    pub(crate) problem: Option<String>,
     /// `None`: the device does not count what its ports receive; unknown is not zero.
     #[serde(flatten)]
     pub(crate) counters: Option<PortCounters>,

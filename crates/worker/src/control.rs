@@ -415,6 +415,13 @@ impl WorkerControl {
         self.shared.warnings.lock().unwrap_or_else(PoisonError::into_inner).push(warning);
     }
 
+    /// The activity of the worker's thread by the kernel's account, from two files of /proc. After the end of
+    /// the thread the last values stay. `None`: it has not begun, or the kernel does not show it.
+    #[must_use]
+    pub fn thread_activity(&self) -> Option<ThreadActivity> {
+        self.shared.thread.activity()
+    }
+
     /// The worker's progress, without a lock or a copy, for watchdogs.
     #[must_use]
     pub fn progress(&self) -> WorkerProgress {
@@ -481,7 +488,9 @@ mod tests {
     #[test]
     fn only_a_starved_wait_is_prolonged() {
         let ms = Duration::from_millis;
-        let activity = |is_runnable, cpu_ms| Some(ThreadActivity { is_runnable, cpu: ms(cpu_ms) });
+        let activity = |is_runnable, cpu_ms| {
+            Some(ThreadActivity { is_runnable, cpu: ms(cpu_ms), cpu_wait: Duration::ZERO })
+        };
         let us = Duration::from_micros;
         assert_eq!(counted(us(120), None, None), us(120), "nothing is known of the worker");
         assert_eq!(counted(ms(400), None, None), LONGEST_STEP, "this thread got no core");

@@ -80,6 +80,7 @@ pub use sink::{
     SinkTraffic, Slot, SlotSet, Taken, TakenRun,
 };
 pub use stats::{DropReason, Failure, GivenUp, Latency, ReceiveQueueHealth, RuleSnapshot, WorkerSnapshot};
+pub use thread_activity::ThreadActivity;
 pub use transmitter::{SENDS_MAX, Transmitter, TransmitterError};
 pub use worker::{Worker, WorkerHandle};
 

@@ -335,6 +335,7 @@ impl Worker {
         }
         self.drain();
         self.finish();
+        self.control.shared().thread.end();
         self
     }
 }

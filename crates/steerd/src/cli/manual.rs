@@ -106,7 +106,14 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         "steerd rule",
         &[("steerd rule add --action drop --ttl 10m src=192.0.2.1", "Drop a source for ten minutes.")],
     ),
-    ("steerd top", &[("steerd top", "Show rates until q is pressed.")]),
+    (
+        "steerd top",
+        &[
+            ("steerd top", "Show rates until q is pressed."),
+            ("steerd top --page rules --sort packets/s --rows 10", "Print the ten busiest rules."),
+            ("steerd top --page drops --once", "Print where packets are lost, and why."),
+        ],
+    ),
     ("steerd flows", &[("steerd flows", "List the installed flows.")]),
     (
         "steerd capture",

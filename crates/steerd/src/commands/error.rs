@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use steerd_client::api::ApiError;
 
+use crate::commands::top::UnknownColumn;
 use crate::daemon;
 use crate::daemon::signals::EXIT_FAILED;
 use crate::hardware_report::ReportError;
@@ -54,6 +55,8 @@ pub(crate) enum Error {
     Rule(String),
     #[error("explain: {0}")]
     Packet(String),
+    #[error("top: {0}")]
+    Column(#[from] UnknownColumn),
     #[error(transparent)]
     Capture(#[from] UnreadableCapture),
     /// The capture that the settings name.
@@ -146,7 +149,7 @@ impl Error {
             | Self::Capture(_)
             | Self::InvalidReport(_)
             | Self::Traffic(_) => 1,
-            Self::Compare(_) | Self::NotDecided(_) => 2,
+            Self::Compare(_) | Self::NotDecided(_) | Self::Column(_) => 2,
             Self::Settings(problems) => of_settings(problems),
             Self::Frames(_) => 3,
             Self::Report(ReportError::Interrupted) | Self::ReportInterrupted => 7,

@@ -1,10 +1,13 @@
-//! `steerd top`: rules, workers, sinks, ports and flows of the running daemon with their rates, once a
+//! `steerd top`: rules, workers, sinks, ports, flows and drops of the running daemon with their rates, once a
 //! second.
 //!
-//! On a terminal a screen that scrolls and sorts; elsewhere one table of each kind. One thread asks the
-//! daemon, so that keys are answered while it does not; another owns the screen, so that the command ends
+//! On a terminal a screen that scrolls, sorts and filters; elsewhere one table of each kind. One thread asks
+//! the daemon, so that keys are answered while it does not; another owns the screen, so that the command ends
 //! while the terminal does not answer.
 
+mod history;
+mod layout;
+mod print;
 mod screen;
 mod tables;
 
@@ -25,7 +28,9 @@ use crate::telemetry::top::Top;
 use crate::terminal::hang_up::Terminals;
 use crate::terminal::output::OutputError;
 use crate::terminal::{self, output};
+use print::Selection;
 use screen::{Next, Screen};
+pub(crate) use tables::UnknownColumn;
 
 /// Between two samples. A page of the daemon is made at most once a second.
 const INTERVAL: Duration = Duration::from_millis(1050);
@@ -35,21 +40,35 @@ const STEP: Duration = Duration::from_millis(100);
 const SCREEN_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(args: &TopArgs) -> Result<(), Error> {
+    let selection = selection(args)?;
     let client = client::connect(&args.api)?;
     // The first answer is an average over a long time.
     let first = ask(&client)?;
     let terminals = Terminals::open();
     let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
     let is_terminal = io::stdout().is_terminal() && io::stdin().is_terminal() && !is_dumb;
-    if is_terminal && !args.output.is_json() {
-        return watch(client, first, terminals);
+    let is_once = args.once || args.rows.is_some() || args.output.is_json();
+    if is_terminal && !is_once {
+        let screen = Screen::new(first, &selection);
+        return watch(client, screen, terminals);
     }
     std::thread::sleep(INTERVAL);
     let top = ask(&client)?;
     if args.output.is_json() {
-        return Ok(output::print_json(&top)?);
+        return Ok(output::print_json(&print::selected(top, &selection))?);
     }
-    Ok(output::print(&tables::text(&top))?)
+    Ok(output::print(&print::text(&top, &selection, print::width_of_stdout()))?)
+}
+
+/// What the options ask for.
+fn selection(args: &TopArgs) -> Result<Selection, UnknownColumn> {
+    let order = |name: &String| args.page.unwrap_or_default().order_by(name, args.reverse);
+    Ok(Selection {
+        page: args.page,
+        sort: args.sort.as_ref().map(order).transpose()?,
+        filter: args.filter.clone().unwrap_or_default(),
+        rows: args.rows.map(|rows| usize::try_from(rows).unwrap_or(usize::MAX)),
+    })
 }
 
 fn ask(client: &ApiClient) -> Result<Top, ApiError> {
@@ -76,7 +95,7 @@ fn answers(client: ApiClient) -> Result<Receiver<Result<Top, ApiError>>, Error> 
 /// That thread can be out of reach: the reader of keys never returns from a terminal that has hung up, and a
 /// terminal that accepts no output (after Ctrl-S) holds who draws. So it is left to the end of the process
 /// then.
-fn watch(client: ApiClient, first: Top, terminals: Terminals) -> Result<(), Error> {
+fn watch(client: ApiClient, screen: Screen, terminals: Terminals) -> Result<(), Error> {
     let ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&ended)).map_err(NoSignals)?;
@@ -86,7 +105,7 @@ fn watch(client: ApiClient, first: Top, terminals: Terminals) -> Result<(), Erro
     let is_ended = Arc::clone(&ended);
     let show = move || {
         // An error means that nobody waits any more.
-        let _ = done.send(show(first, &answers, &is_ended));
+        let _ = done.send(show(screen, &answers, &is_ended));
     };
     let thread = std::thread::Builder::new().name("screen".into()).spawn(show).map_err(NoThread)?;
     let mut left = SCREEN_TIMEOUT;
@@ -114,10 +133,9 @@ fn watch(client: ApiClient, first: Top, terminals: Terminals) -> Result<(), Erro
 }
 
 /// Draws and obeys keys until one of them, or `ended`, ends it.
-fn show(first: Top, answers: &Receiver<Result<Top, ApiError>>, ended: &AtomicBool) -> io::Result<()> {
+fn show(mut screen: Screen, answers: &Receiver<Result<Top, ApiError>>, ended: &AtomicBool) -> io::Result<()> {
     // Also restores the terminal if the program panics.
     let mut terminal = ratatui::try_init()?;
-    let mut screen = Screen::new(first);
     let result = loop {
         if let Err(error) = terminal.draw(|frame| screen.draw(frame)) {
             break Err(error);

@@ -59,10 +59,19 @@ impl fmt::Display for DownPort {
 #[derive(Debug, Default)]
 pub(crate) struct Health(Mutex<Status>);
 
+/// Whether the daemon steers packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum SteeringPhase {
+    #[default]
+    Starting,
+    /// The policy is on the device, all servers answer, and the shutdown has not begun.
+    Steering,
+    Ending,
+}
+
 #[derive(Debug, Default)]
 struct Status {
-    /// The policy is on the device, all servers answer, and the shutdown has not begun.
-    steering: bool,
+    phase: SteeringPhase,
     stalled: Vec<Part>,
     ports_down: Vec<DownPort>,
     device: DeviceCondition,
@@ -81,7 +90,7 @@ impl Health {
     /// `true` once the policy is on the device and all servers answer, `false` when the shutdown begins.
     pub(crate) fn set_steering(&self, steering: bool) {
         let mut status = self.status();
-        status.steering = steering;
+        status.phase = if steering { SteeringPhase::Steering } else { SteeringPhase::Ending };
         if !steering {
             status.due = None;
         }
@@ -168,8 +177,11 @@ impl Probes for Health {
         if let Some(fault) = self.device().fault() {
             return Err(format!("not ready: {fault}"));
         }
-        if !self.status().steering {
-            return Err("not ready".into());
+        let phase = self.status().phase;
+        match phase {
+            SteeringPhase::Starting => return Err("not ready: the daemon is starting".into()),
+            SteeringPhase::Steering => {}
+            SteeringPhase::Ending => return Err("not ready: the daemon is ending".into()),
         }
         let stalled = self.stalled();
         let (ports, queues) = {
@@ -363,6 +375,16 @@ mod tests {
         assert_eq!(health.alive(), Ok(()));
         assert_eq!(health.set_ports_down(vec![]), [Change::Up(port)]);
         assert_eq!(health.ready(), Ok(()));
+    }
+
+    #[test]
+    fn a_daemon_that_starts_or_ends_is_not_ready() {
+        let health = Health::default();
+        assert_eq!(health.ready(), Err("not ready: the daemon is starting".into()));
+        health.set_steering(true);
+        assert_eq!(health.ready(), Ok(()));
+        health.set_steering(false);
+        assert_eq!(health.ready(), Err("not ready: the daemon is ending".into()));
     }
 
     #[test]

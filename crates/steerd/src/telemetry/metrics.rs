@@ -321,6 +321,13 @@ static AFTER_PORT_COUNTERS: &[Metric] = &[
     counter("steerd_worker_time_seconds_total", &["worker", "regime"],
         "What the worker's loop spent its time on: idle, poll, classify, sink. They add up to the time it has run.",
         regimes),
+    counter("steerd_worker_cpu_seconds_total", &["worker"],
+        "Time for which the worker's thread was on a core, by the kernel's account.",
+        |s| workers(s, |w| Some(Value::Number(count(w.thread?.cpu_ns) / 1e9)))),
+    counter("steerd_worker_cpu_wait_seconds_total", &["worker"],
+        "Time for which the worker's thread was ready to run and waited for a core (run-queue delay); the kernel counts a \
+         wait when it is over. steerd_worker_time_seconds_total contains it, mostly as idle.",
+        |s| workers(s, |w| Some(Value::Number(count(w.thread?.cpu_wait_ns) / 1e9)))),
     histogram("steerd_worker_latency_seconds", &["worker"],
         "From the device's timestamp of a packet until the worker takes it: the packets of one batch in 16. Absent \
          without workers.timestamps.",

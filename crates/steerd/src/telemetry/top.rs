@@ -3,9 +3,11 @@
 //! Rates are averages between two samples of the state. A sample is taken when somebody asks, at most once a
 //! second: the interval is in the answer.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
-use crate::rates::{self, PerSecond, Rates};
+use crate::rates::{self, DroppedPackets, PerSecond, Rates};
 use crate::state::{
     DeviceCondition, PortState, RuleState, SinkState, State, TOP_FLOWS_MAX, TopFlowState, WorkerState,
 };
@@ -18,6 +20,9 @@ pub(crate) struct Top {
     /// The time that the rates are averages of. It is the time since the start in the first answer.
     pub(crate) interval_seconds: f64,
     pub(crate) ready: bool,
+    /// Why it is not ready, as /readyz answers; `null`: it is.
+    #[serde(default)]
+    pub(crate) problem: Option<String>,
     /// The fault, although packets are steered; `null`: none.
     #[serde(default)]
     pub(crate) degraded: Option<String>,
@@ -37,6 +42,20 @@ pub(crate) struct Top {
     pub(crate) ports: Vec<Port>,
     /// The flows with most packets of those that sinks count, at most [`TOP_FLOWS_MAX`].
     pub(crate) flows: Vec<FlowRate>,
+    /// Packets that were lost, or dropped by a limit, a sample or a sink, by place and reason.
+    #[serde(default)]
+    pub(crate) drops: Vec<DropRate>,
+}
+
+/// Packets that were dropped at one place for one reason.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct DropRate {
+    /// `port 1`, `worker 0`, `sink files`, `sink files, sending`, `rule web`.
+    pub(crate) place: String,
+    /// The reason as a label of the metrics.
+    pub(crate) reason: String,
+    pub(crate) packets: u64,
+    pub(crate) packets_per_second: f64,
 }
 
 /// The sums over all workers.
@@ -47,6 +66,9 @@ pub(crate) struct Sink {
     pub(crate) offered: u64,
     pub(crate) delivered: u64,
     pub(crate) dropped: u64,
+    /// The part of these for each reason that occurred.
+    #[serde(default)]
+    pub(crate) dropped_by_reason: BTreeMap<String, u64>,
     /// The reason why it has been losing all its packets; `null`: it passes packets on, or has had none.
     #[serde(default)]
     pub(crate) losing: Option<String>,
@@ -106,8 +128,16 @@ pub(crate) struct Worker {
     pub(crate) bytes_per_second: f64,
     /// Received and lost, not dropped by a rule.
     pub(crate) lost: u64,
-    /// The part of its time in which it had nothing to do, from 0 to 1.
+    /// The part of its time in which it had nothing to do, from 0 to 1. With `busy` and `waiting` it adds up
+    /// to 1, or to 0 while its loop makes no progress.
     pub(crate) idle: f64,
+    /// The part in which it took, classified and handed on packets.
+    #[serde(default)]
+    pub(crate) busy: f64,
+    /// The part in which it was ready to run and another program had its core; `null`: the kernel does not
+    /// show it.
+    #[serde(default)]
+    pub(crate) waiting: Option<f64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -116,6 +146,9 @@ pub(crate) struct Port {
     pub(crate) wire: String,
     /// `null`: unknown.
     pub(crate) up: Option<bool>,
+    /// Why it is not up, or why that is unknown; `null`: it is up.
+    #[serde(default)]
+    pub(crate) problem: Option<String>,
     /// `null`: the device does not count them.
     pub(crate) received: Option<u64>,
     pub(crate) kernel: Option<u64>,
@@ -136,6 +169,7 @@ impl Sampler {
             uptime_seconds: state.uptime_seconds,
             interval_seconds: rates.interval_seconds,
             ready: state.ready,
+            problem: state.problem.clone(),
             degraded: state.degraded.clone(),
             device: state.device.name.clone(),
             device_condition: state.device.condition,
@@ -148,6 +182,7 @@ impl Sampler {
             sinks: state.sinks.iter().map(|one| sink(one, rates)).collect(),
             flows: flows(&state.sinks, rates),
             ports: state.ports.iter().map(|one| port(one, rates)).collect(),
+            drops: rates::dropped(state).iter().map(|one| dropped(one, rates)).collect(),
         }
     }
 }
@@ -169,8 +204,9 @@ fn rule(rule: &RuleState, rates: &PerSecond) -> Rule {
 
 fn worker(worker: &WorkerState, rates: &PerSecond) -> Worker {
     let number = worker.worker;
-    let ns = |regime: &&'static str| rates.of(&rates::worker_ns(number, regime));
-    let whole: f64 = worker.regimes_ns.keys().map(ns).sum();
+    let time = rates.worker_time(worker);
+    let whole = time.whole();
+    let part = |ns: f64| if whole > 0.0 { (ns / whole).clamp(0.0, 1.0) } else { 0.0 };
     Worker {
         worker: number,
         core: worker.core,
@@ -182,7 +218,9 @@ fn worker(worker: &WorkerState, rates: &PerSecond) -> Worker {
         packets_per_second: rates.of(&rates::worker_packets(number)),
         bytes_per_second: rates.of(&rates::worker_bytes(number)),
         lost: worker.lost_packets.values().sum(),
-        idle: if whole > 0.0 { (ns(&"idle") / whole).min(1.0) } else { 1.0 },
+        idle: part(time.idle()),
+        busy: part(time.busy()),
+        waiting: time.waiting.map(part),
     }
 }
 
@@ -193,10 +231,25 @@ fn sink(sink: &SinkState, rates: &PerSecond) -> Sink {
         offered: sink.sum(|traffic| traffic.offered_packets),
         delivered: sink.sum(|traffic| traffic.delivered_packets),
         dropped: sink.sum(|traffic| traffic.dropped_packets.values().sum()),
+        dropped_by_reason: dropped_by_reason(sink),
         losing: sink.losing.map(str::to_owned),
         sent: (!sink.transmit.is_empty())
             .then(|| sink.transmit.iter().map(|sent| sent.delivered_packets).sum()),
         packets_per_second: rates.of(&rates::sink_packets(&sink.name)),
+    }
+}
+
+fn dropped_by_reason(sink: &SinkState) -> BTreeMap<String, u64> {
+    let occurred = sink.dropped().into_iter().filter(|(_, packets)| *packets > 0);
+    occurred.map(|(reason, packets)| (reason.to_owned(), packets)).collect()
+}
+
+fn dropped(dropped: &DroppedPackets, rates: &PerSecond) -> DropRate {
+    DropRate {
+        place: dropped.place.clone(),
+        reason: dropped.reason.to_owned(),
+        packets: dropped.packets,
+        packets_per_second: rates.of(&dropped.key()),
     }
 }
 
@@ -221,6 +274,7 @@ fn port(port: &PortState, rates: &PerSecond) -> Port {
         port: port.port,
         wire: port.wire.clone(),
         up: port.up,
+        problem: port.problem.clone(),
         received,
         kernel: port.counters.as_ref().map(|counters| counters.kernel_packets),
         lost: port.lost_packets.values().sum(),
@@ -232,6 +286,7 @@ fn port(port: &PortState, rates: &PerSecond) -> Port {
 mod tests {
     use super::*;
     use crate::outcome::{Count, PacketOutcome};
+    use crate::state::{SinkTrafficState, WorkerThreadState};
 
     #[test]
     fn rates_are_averages_since_the_last_sample() {
@@ -283,6 +338,57 @@ mod tests {
         assert_eq!(idle(1.0, worker(1_000, 0, 10)), 1.0);
         // No packets were received, but the sinks had work for three quarters of the time.
         assert_eq!(idle(2.0, worker(1_250, 750, 20)), 0.25);
+    }
+
+    #[test]
+    fn the_parts_of_a_workers_time_add_up() {
+        let mut sampler = Sampler::default();
+        let mut worker = |uptime_seconds, idle, sink, cpu_wait_ns| {
+            let thread = WorkerThreadState { cpu_wait_ns, ..WorkerThreadState::default() };
+            let worker = WorkerState {
+                regimes_ns: [("idle", idle), ("sink", sink)].into(),
+                thread: Some(thread),
+                ..WorkerState::default()
+            };
+            let state = State { uptime_seconds, workers: vec![worker], ..State::default() };
+            let worker = sampler.top(&state).workers.remove(0);
+            (worker.idle, worker.busy, worker.waiting)
+        };
+        worker(1.0, 1_000_000_000, 0, 0);
+        let starved = worker(2.0, 1_750_000_000, 250_000_000, 500_000_000);
+        assert_eq!(starved, (0.25, 0.25, Some(0.5)), "the loop alone is idle for three quarters");
+        assert_eq!(
+            worker(3.0, 1_750_000_000, 250_000_000, 500_000_000),
+            (0.0, 0.0, Some(0.0)),
+            "no progress"
+        );
+    }
+
+    #[test]
+    fn drops_have_reasons_and_rates() {
+        let mut sampler = Sampler::default();
+        let state = |uptime_seconds, packets| {
+            let traffic = SinkTrafficState {
+                dropped_packets: [("disk_full", packets), ("ring_full", 0)].into(),
+                ..SinkTrafficState::default()
+            };
+            let sink = SinkState { name: "files".into(), workers: vec![traffic], ..SinkState::default() };
+            let problem = Some("not ready: port 1 is down".to_owned());
+            let port = PortState { problem: Some("pull".into()), ..PortState::default() };
+            State { uptime_seconds, problem, sinks: vec![sink], ports: vec![port], ..State::default() }
+        };
+        assert_eq!(sampler.top(&state(1.0, 0)).drops, []);
+        let top = sampler.top(&state(3.0, 30));
+        let expected = DropRate {
+            place: "sink files".into(),
+            reason: "disk_full".into(),
+            packets: 30,
+            packets_per_second: 15.0,
+        };
+        assert_eq!(top.drops, [expected]);
+        assert_eq!(top.sinks[0].dropped_by_reason, [("disk_full".to_owned(), 30)].into());
+        assert_eq!(top.problem.as_deref(), Some("not ready: port 1 is down"));
+        assert_eq!(top.ports[0].problem.as_deref(), Some("pull"));
     }
 
     /// A rule that counts again from zero has no negative rate, and one that is not in force is left out.

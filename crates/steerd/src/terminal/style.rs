@@ -112,6 +112,11 @@ impl Layout {
     }
 }
 
+/// The lines of a text that is broken at this width. A word that is longer is a line of its own.
+pub(crate) fn broken_at(width: usize, text: &str) -> Vec<String> {
+    Layout { colors: Colors(false), width: Some(width) }.broken(0, "", text)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,11 +5,11 @@
 
 use std::time::Duration;
 
-use worker::SinkDrop;
+use worker::{Regime, SinkDrop};
 
 use crate::outcome::PacketOutcome;
 use crate::port_counters::PortCounters;
-use crate::rates::{self, PerSecond};
+use crate::rates::{self, PerSecond, WorkerTime};
 use crate::state::{Reasons, RuleState, SinkState, State, WorkerState};
 use crate::terminal::numbers::{bytes, duration, known, number, rate, scaled, shares};
 
@@ -88,13 +88,15 @@ fn busiest<'s, T>(all: &'s [T], lines: usize, load: impl Fn(&T) -> (f64, u64)) -
     (Chosen { shown: of(shown), others: of(others) }, lines)
 }
 
-/// The regimes of a worker in the order of the loop.
-const REGIMES: [&str; 4] = ["idle", "poll", "classify", "sink"];
+/// The head of the column for the time in which a worker waited for a core.
+pub(crate) const NO_CORE: &str = "no core";
 
-/// The parts of the workers' time in percent, by regime; dashes if no time is known.
-fn regimes(nanoseconds: impl Fn(&str) -> f64) -> Vec<String> {
-    let parts = REGIMES.map(nanoseconds);
-    shares(&parts, parts.iter().sum(), 0)
+/// The parts of the workers' time in percent, by regime, and if `has_waits` the time of waiting for a core;
+/// dashes if no time is known.
+fn time_shares(time: &WorkerTime, has_waits: bool) -> Vec<String> {
+    let mut parts = time.regimes.to_vec();
+    parts.extend(has_waits.then(|| time.waiting.unwrap_or(0.0)));
+    shares(&parts, time.whole(), 0)
 }
 
 /// The median and the 99th percentile of a worker's latency: `1.2 us, 8.1 us`.
@@ -166,10 +168,11 @@ pub(crate) fn workers_table(
 ) -> String {
     let mut heads = vec!["worker", "core", "packets", "bytes", "packets/s"];
     heads.extend(is_live.then_some("no buffer"));
-    heads.extend(REGIMES);
+    heads.extend(Regime::ALL.map(Regime::name));
+    let has_waits = all.iter().any(|worker| worker.thread.is_some());
+    heads.extend(has_waits.then_some(NO_CORE));
     heads.extend(has_latency(all).then_some("wait p50, p99"));
     let mut grid = Grid::new(&heads);
-    let time = |worker: &WorkerState, regime: &str| rates.of(&rates::worker_ns(worker.worker, regime));
     for worker in &workers.shown {
         let stalled = if is_live && worker.stalled { " (stalled)" } else { "" };
         let failed = if is_live && worker.failed { " (queue failed)" } else { "" };
@@ -181,7 +184,7 @@ pub(crate) fn workers_table(
             rate(worker_rate(rates, worker)),
         ];
         row.extend(is_live.then(|| known(worker.out_of_buffer_packets)));
-        row.extend(regimes(|regime| time(worker, regime)));
+        row.extend(time_shares(&rates.worker_time(worker), has_waits));
         row.extend(has_latency(all).then(|| latency(worker)));
         grid.row(row);
     }
@@ -196,7 +199,9 @@ pub(crate) fn workers_table(
         ];
         let out_of_buffer = || workers.others.iter().map(|worker| worker.out_of_buffer_packets).sum();
         row.extend(is_live.then(|| known(out_of_buffer())));
-        row.extend(regimes(|regime| workers.others.iter().map(|worker| time(worker, regime)).sum()));
+        let mut time = WorkerTime::default();
+        workers.others.iter().for_each(|worker| time.add(&rates.worker_time(worker)));
+        row.extend(time_shares(&time, has_waits));
         grid.row(row);
     }
     grid.text()
@@ -405,7 +410,7 @@ mod tests {
     use crate::outcome::Count;
     use crate::rates::Rates;
     use crate::state::{LatencyState, SinkTrafficState};
-    use crate::state::{OtherDeviceState, PortState};
+    use crate::state::{OtherDeviceState, PortState, WorkerThreadState};
 
     #[test]
     fn the_table_shows_rules_in_force_and_losses() {
@@ -480,7 +485,14 @@ mod tests {
         let text = live(&state, &rates.update(&state), 24);
         assert!(text.contains("25%   30%        5%   40%"), "{text}");
         assert!(live(&state, &first, 24).contains("100%    0%"), "{text}");
-        assert!(!text.contains("p99"), "{text}");
+        assert!(!text.contains("p99") && !text.contains("no core"), "{text}");
+        // A fifth of the second it waited for a core, which the loop takes for idle.
+        let thread = WorkerThreadState { cpu_wait_ns: 200_000_000, ..WorkerThreadState::default() };
+        state.workers[0].thread = Some(thread);
+        state.uptime_seconds = 3.0;
+        state.workers[0].regimes_ns = times(1_500_000_000, 600_000_000, 100_000_000, 800_000_000);
+        let text = live(&state, &rates.update(&state), 24);
+        assert!(text.contains("5%   30%        5%   40%      20%"), "{text}");
         let measured = LatencyState { p50_ns: Some(1216), p99_ns: Some(8_191), ..LatencyState::default() };
         state.workers[0].latency = Some(measured);
         assert!(live(&state, &PerSecond::default(), 24).contains("1.22us, 8.19us"), "{text}");

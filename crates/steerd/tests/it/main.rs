@@ -46,6 +46,7 @@ mod rulesets;
 mod settings_errors;
 mod support;
 mod terminal;
+mod top;
 mod trace;
 mod tracepoints;
 mod traces;

@@ -154,8 +154,13 @@ impl Drop for Program {
 
 /// The demonstration with 40 rules and more: far more than 24 rows hold.
 fn forty_rules(folder: &tempfile::TempDir) -> String {
+    policy_of(folder, 40)
+}
+
+/// A policy with so many rules, each for a port from 20 on.
+fn policy_of(folder: &tempfile::TempDir, rules: u32) -> String {
     let mut policy = "version = 1\n[groups.everyone]\nworkers = \"all\"\n".to_owned();
-    for n in 0..40 {
+    for n in 0..rules {
         let _ = writeln!(
             policy,
             "[[rules]]\nname = \"rule-{n}\"\nmatch = {{ protocol = \"udp\", dst_port = {} }}",
@@ -228,7 +233,12 @@ fn log_lines_are_not_lost_behind_the_table() {
 
 /// A daemon with the demonstration, and the path of its API.
 fn demo(folder: &tempfile::TempDir) -> (support::Daemon, std::path::PathBuf) {
-    let (policy, socket) = (forty_rules(folder), folder.path().join("api.sock"));
+    demo_of(folder, 40)
+}
+
+/// A daemon with the traffic of the demonstration and so many rules, and the path of its API.
+fn demo_of(folder: &tempfile::TempDir, rules: u32) -> (support::Daemon, std::path::PathBuf) {
+    let (policy, socket) = (policy_of(folder, rules), folder.path().join("api.sock"));
     let mut daemon = steerd();
     daemon.env("STEERD_API__ENABLED", "true").args(["run", "--demo", "--policy", &policy]);
     (support::Daemon::start_command(daemon.arg("--api-socket").arg(&socket)), socket)
@@ -279,12 +289,16 @@ fn top_fits_the_screen_and_obeys_keys() {
     let folder = tempfile::tempdir().expect("folder");
     let (daemon, socket) = demo(&folder);
     let mut top = Terminal::start_command(24, 80, steerd().arg("top").arg("--api-socket").arg(&socket));
-    let has =
-        |text: &str, row: usize, part: &str| text.lines().nth(row).is_some_and(|line| line.contains(part));
+    // Losses can take a second line, so rows are counted from the line of the pages, which is 2.
+    let has = |text: &str, row: usize, part: &str| {
+        let pages = text.lines().position(|line| line.starts_with(" 1 rules "));
+        let row = pages.and_then(|pages| text.lines().nth(pages + row - 2));
+        row.is_some_and(|line| line.contains(part))
+    };
+    let ends_with = |text: &str, part: &str| text.lines().last().is_some_and(|line| line.contains(part));
     let text = top.until("the rules", |text| {
-        let has_head =
-            has(text, 0, "softnic0") && has(text, 1, "packet accounting") && has(text, 3, "bits/s");
-        has_head && has(text, 4, "rule-0 ") && has(text, 23, "t=bits/s")
+        let has_head = text.contains("softnic0") && text.contains("\npacket accounting");
+        has_head && has(text, 3, "bits/s") && has(text, 4, "rule-0 ") && ends_with(text, "t=bits/s")
     });
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     // The busiest first: the demonstration has DNS, port 53, and more that no rule matches.
@@ -292,15 +306,51 @@ fn top_fits_the_screen_and_obeys_keys() {
     top.until("the busiest rule", |text| has(text, 3, "packets/s v") && has(text, 5, "rule-33 "));
     top.press(b"n");
     top.press(b"\x1b[6~");
-    top.until("the second page", |text| has(text, 3, "rule ^") && has(text, 4, "rule-25 "));
+    top.until("the second page", |text| has(text, 3, "rule ^") && has(text, 4, "rule-24 "));
     top.press(b"\t");
     top.until("the workers", |text| has(text, 3, "worker") && has(text, 4, "0") && has(text, 5, "1"));
     top.resize(10, 60);
-    top.until("a smaller screen", |text| text.lines().count() == 10 && has(text, 9, "sort: "));
+    top.until("a smaller screen", |text| text.lines().count() == 10 && ends_with(text, "sort: "));
     assert!(daemon.terminate().0.success());
     top.until("that the daemon has gone", |text| text.contains("no answer: "));
     top.press(b"q");
     let status = top.child.ended("q");
     assert!(status.success(), "{status}");
     top.until("the screen from before", |text| !text.contains("sort: "));
+}
+
+/// A large policy on 80x24: pages of rows, a filter, the help, and another page by its number.
+#[test]
+fn top_pages_through_a_thousand_rules() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (_daemon, socket) = demo_of(&folder, 1000);
+    let mut top = top(&socket);
+    let fits = |text: &str| text.lines().all(|line| line.chars().count() <= 80);
+    // Losses can take a second line, and a row from the table.
+    let shown = |text: &str, begin: &str, end: &str| {
+        fits(text) && text.lines().any(|line| line.starts_with(begin) && line.contains(end))
+    };
+    top.until("the first rows", |text| shown(text, "rows 1-1", " of 1001 "));
+    top.press(b"\x1b[6~");
+    top.until("the second page", |text| shown(text, "rows 1", " of 1001 ") && text.contains("\nrule-20 "));
+    top.press(b"\x1b[F");
+    top.until("the last row", |text| shown(text, "rows 98", "-1001 of 1001 ") && text.contains("\ndefault "));
+    top.press(b"/RULE-33");
+    top.until("the filter", |text| shown(text, "/RULE-33_", " 11 rows"));
+    top.press(b"\rr");
+    top.until("the busiest of them, DNS", |text| {
+        let rows: Vec<&str> = text.lines().skip_while(|line| !line.contains("packets/s v")).collect();
+        shown(text, "rows 1-11 of 11 ", "with \"RULE-33\"")
+            && rows.get(1).is_some_and(|row| row.starts_with("rule-33 "))
+    });
+    top.press(b"?");
+    top.until("the help", |text| fits(text) && text.contains("Any key goes back."));
+    top.press(b"x6");
+    top.until("the drops", |text| {
+        shown(text, " 1 rules ", " 6 drops ") && (text.contains("\nplace ") || text.contains("none of "))
+            || text.contains("no packet was lost")
+    });
+    top.press(b"q");
+    // The filter of all pages is no reason to stay.
+    assert!(top.child.ended("q").success());
 }

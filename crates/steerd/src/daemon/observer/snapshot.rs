@@ -8,7 +8,7 @@ use control::{ChangedSoFar, Counted, Device, DropTotals};
 use program::{DEFAULT_RULE, Placement, Program, RUNTIME_RULES, RuleDeciders, RuleId, SinkId, WorkerId};
 use softnic::PortStats;
 use worker::sinks::{ExportStatistics, PacketSizes, TopFlow};
-use worker::{Distribution, SinkTraffic, WorkerSnapshot};
+use worker::{Distribution, SinkTraffic, ThreadActivity, WorkerSnapshot};
 
 use super::{Observer, WorkerEntry, stage_times};
 use crate::api::model;
@@ -18,12 +18,13 @@ use crate::daemon::health::Part;
 use crate::daemon::nic_drops::{self, PublishedDrops};
 use crate::daemon::sinks::SinkView;
 use crate::effects::Effect;
+use crate::message::chain;
 use crate::outcome::{self, Count, PacketOutcome, WorkerOutcomes};
 use crate::port_counters::PortCounters;
 use crate::state::{
     Buckets, DeviceState, ExportState, LOST_ON_WIRE, LatencyState, OtherDeviceState, PolicyState, PortClaims,
     PortState, Reasons, RuleState, SinkState, SinkTrafficState, State, TOP_FLOWS_MAX, TopFlowState,
-    WorkerState,
+    WorkerState, WorkerThreadState,
 };
 use crate::telemetry::accounting::{self, InFlight};
 use crate::telemetry::http::Probes;
@@ -82,6 +83,7 @@ pub(super) fn of(observer: &Observer, drops: Option<Arc<[DropTotals]>>, moment: 
             ..worker(entry, snapshot)
         })
         .collect();
+    let problem = observer.health.ready().err();
     let uncounted_drops = published.uncounted_drops;
     let in_flight = match moment {
         Moment::Ended => InFlight { uncounted_drops, ..InFlight::default() },
@@ -98,7 +100,8 @@ pub(super) fn of(observer: &Observer, drops: Option<Arc<[DropTotals]>>, moment: 
         version: env!("CARGO_PKG_VERSION"),
         started_at_seconds: observer.started_at_seconds,
         uptime_seconds: observer.started.elapsed().as_secs_f64(),
-        ready: observer.health.ready().is_ok(),
+        ready: problem.is_none(),
+        problem,
         device: device(observer, &stalled),
         other_devices: other_devices(observer, &stalled),
         policy: policy(&published),
@@ -391,8 +394,15 @@ fn worker(entry: &WorkerEntry, snapshot: &WorkerSnapshot) -> WorkerState {
         batches: buckets(&snapshot.batches, &BATCH_BOUNDS),
         turn_ns: buckets(&snapshot.iteration_ns, &TURN_BOUNDS_NS),
         regimes_ns: snapshot.regimes.iter().map(|(regime, ns)| (regime.name(), *ns)).collect(),
+        thread: entry.control.thread_activity().map(thread),
         latency: snapshot.latency.as_ref().map(latency),
     }
+}
+
+fn thread(activity: ThreadActivity) -> WorkerThreadState {
+    let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    let ThreadActivity { is_runnable, cpu, cpu_wait } = activity;
+    WorkerThreadState { cpu_ns: ns(cpu), cpu_wait_ns: ns(cpu_wait), is_runnable }
 }
 
 fn latency(latency: &worker::Latency) -> LatencyState {
@@ -504,14 +514,16 @@ fn ports(observer: &Observer, stats: Option<&[PortStats]>) -> Vec<PortState> {
 /// Without its losses.
 fn port(device: &Device, wires: &[String], number: u8, stats: Option<&PortStats>) -> PortState {
     let wire = wires.get(usize::from(number).saturating_sub(1));
+    let checked = device.check_port(number);
     PortState {
         port: number,
         wire: wire.cloned().unwrap_or_default(),
-        up: match device.check_port(number) {
+        up: match &checked {
             Ok(()) => Some(true),
             Err(control::ControlError::PortDown { .. }) => Some(false),
             Err(_) => None,
         },
+        problem: checked.err().map(|error| chain(&error)),
         counters: stats.map(PortCounters::from),
         claims: None,
         nic_filters: None,

@@ -4,7 +4,7 @@ use program::HostReception;
 
 use super::*;
 use crate::port_counters::tests::distinct_stats;
-use crate::state::LatencyState;
+use crate::state::{LatencyState, WorkerThreadState};
 
 pub(super) fn scene() -> State {
     State {
@@ -132,6 +132,11 @@ fn worker() -> WorkerState {
         failed: true,
         queue_recoveries: 2,
         regimes_ns: [("idle", 1_500_000_000), ("sink", 250_000_000)].into(),
+        thread: Some(WorkerThreadState {
+            cpu_ns: 750_000_000,
+            cpu_wait_ns: 500_000_000,
+            ..WorkerThreadState::default()
+        }),
         latency: Some(LatencyState {
             ns: Buckets { at_most: vec![(1023, 2), (4095, 5)], count: 5, sum: 9000 },
             negative: 1,
@@ -181,6 +186,8 @@ fn a_state_becomes_text() {
         "steerd_worker_turn_seconds_sum{worker=\"0\"} 0.000009",
         "steerd_worker_time_seconds_total{worker=\"0\",regime=\"idle\"} 1.5",
         "steerd_worker_time_seconds_total{worker=\"0\",regime=\"sink\"} 0.25",
+        "steerd_worker_cpu_seconds_total{worker=\"0\"} 0.75",
+        "steerd_worker_cpu_wait_seconds_total{worker=\"0\"} 0.5",
         "steerd_worker_latency_seconds_bucket{worker=\"0\",le=\"0.000001023\"} 2",
         "steerd_worker_negative_latencies_total{worker=\"0\"} 1",
         "steerd_sink_deleted_files_total{sink=\"sizes\",kind=\"count\"} 8",
