@@ -185,7 +185,7 @@ fn by_sink(file: &Path, bytes: u32, rate: f64) -> Result<Trial, String> {
     pin(CORE);
     let opened = opened.map_err(|error| error.to_string())?;
     let status = opened.hub.status();
-    let written = status.iter().find(|(name, _)| name == "file").map(|(_, value)| PathBuf::from(value));
+    let written = status.text("file").map(PathBuf::from);
     let thread = sink_thread();
     let before = thread.as_deref().and_then(processor_time);
     rig.plane.workers[0].step();

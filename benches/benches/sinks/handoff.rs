@@ -156,7 +156,7 @@ fn name(path: &Path) -> String {
 
 fn wait_for_client(opened: &Opened) -> Result<(), String> {
     let deadline = Instant::now() + PATIENCE;
-    while !opened.hub.status().iter().any(|(name, value)| name == "clients" && value == "1") {
+    while opened.hub.status().number("clients") != Some(1) {
         if Instant::now() > deadline {
             return Err(format!("testpmd does not connect: {:?}", opened.hub.status()));
         }

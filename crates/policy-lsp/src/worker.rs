@@ -167,11 +167,11 @@ mod tests {
             _publish: &mut dyn FnMut(CheckedPolicy),
         ) -> Option<CheckedPolicy> {
             self.0.fetch_add(1, Ordering::Relaxed);
-            while &*policy.text == "slow" {
-                if !is_current() {
-                    return None;
+            if &*policy.text == "slow" {
+                while is_current() {
+                    std::thread::yield_now();
                 }
-                std::thread::yield_now();
+                return None;
             }
             let files = BTreeSet::from([PathBuf::from("/set.txt")]);
             Some(CheckedPolicy { files, ..CheckedPolicy::default() })
