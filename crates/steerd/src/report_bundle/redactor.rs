@@ -272,7 +272,7 @@ fn groups(map: &AddressMap, word: &str) -> Option<String> {
     let of = |separator: char, digits: usize, least: usize| {
         let parts: Vec<&str> = word.split(separator).collect();
         let is_number = |part: &&str| part.len() == digits && part.chars().all(|c| c.is_ascii_hexdigit());
-        if parts.len() < least || parts.len() > 32 || !parts.iter().all(|part| is_number(part)) {
+        if parts.len() < least || parts.len() > 32 || !parts.iter().all(is_number) {
             return None;
         }
         let is_zero = parts.iter().all(|part| part.chars().all(|c| c == '0'));
