@@ -1,5 +1,6 @@
 // The page of the playground. Texts of policies are text, never markup: elements are made, and strings are put into them.
-const TIME_MS = 15000;
+// The limit of the script that tries this page is shorter.
+const TIME_MS = Number(new URLSearchParams(location.search).get('time')) || 15000;
 const TYPING_MS = 300;
 const SHOWN_CHANGES = 50;
 
@@ -11,15 +12,33 @@ function element(name, properties = {}, ...children) {
   return made;
 }
 
-/** One question after the other; a question that takes too long ends the worker. */
+/**
+ * One question after the other; a question that takes too long ends the worker. Of the questions of one kind that wait, the
+ * newest replaces the others, whose answer is null.
+ */
 class Program {
   #worker = null;
-  #last = Promise.resolve();
+  #isBusy = false;
+  #waiting = new Map();
 
   ask(question) {
-    const answered = this.#last.then(() => this.#once(question));
-    this.#last = answered;
-    return answered;
+    return new Promise((answer) => {
+      this.#waiting.get(question.ask)?.answer(null);
+      this.#waiting.set(question.ask, { question, answer });
+      this.#next();
+    });
+  }
+
+  async #next() {
+    if (this.#isBusy) return;
+    const [next] = this.#waiting;
+    if (!next) return;
+    const [kind, { question, answer }] = next;
+    this.#waiting.delete(kind);
+    this.#isBusy = true;
+    answer(await this.#once(question));
+    this.#isBusy = false;
+    this.#next();
   }
 
   #once(question) {
@@ -105,6 +124,7 @@ function rows(rules) {
 
 async function check() {
   const answer = await program.ask({ ask: 'check', ...device() });
+  if (!answer) return;
   at('verdict').className = answer.ok ? 'good' : 'bad';
   at('rules').hidden = !answer.rules?.length;
   if (answer.error) {
@@ -118,8 +138,11 @@ async function check() {
   at('rules').tBodies[0].replaceChildren(...rows(answer.rules));
 }
 
+let isExplained = false;
 async function explain() {
+  isExplained = true;
   const answer = await program.ask({ ask: 'explain', ...device(), packet: at('packet').value });
+  if (!answer) return;
   at('explained').textContent = answer.error ?? answer.text ?? answer.excerpts;
 }
 
@@ -128,6 +151,7 @@ const side = ({ name, action }) => (name ? `${name}: ${action}` : action);
 async function compare() {
   if (old === null) return;
   const answer = await program.ask({ ask: 'diff', old: { name: 'old policy', text: old }, new: { name: 'new policy', text: at('policy').value } });
+  if (!answer) return;
   const into = at('changes');
   if (answer.error || answer.excerpts) {
     into.replaceChildren(element('pre', { textContent: answer.error ?? answer.excerpts, tabIndex: 0 }));
@@ -147,7 +171,11 @@ async function compare() {
 let typing = 0;
 function changed() {
   clearTimeout(typing);
-  typing = setTimeout(() => { check(); compare(); }, TYPING_MS);
+  typing = setTimeout(() => {
+    check();
+    compare();
+    if (isExplained) explain();
+  }, TYPING_MS);
 }
 
 async function begin() {
@@ -176,4 +204,7 @@ async function begin() {
   await check();
 }
 
-begin();
+begin().catch((error) => {
+  at('verdict').className = 'bad';
+  at('verdict').textContent = `the page cannot be loaded: ${error.message}`;
+});
