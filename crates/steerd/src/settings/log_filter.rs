@@ -105,6 +105,7 @@ mod tests {
                 "flow_table",
                 "ibv_provider",
                 "parking",
+                "playground",
                 "policy_lsp",
                 "ring_cursor",
                 "test_support",
