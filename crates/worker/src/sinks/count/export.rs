@@ -48,6 +48,9 @@ const PROGRAMS_MAX: usize = 64;
 const NAMES_MARGIN: Duration = Duration::from_secs(10);
 /// Longer than the daemon runs.
 const FOREVER: Duration = Duration::from_secs(1 << 32);
+/// The usual cause of a refusal by the system itself, and the remedy.
+const DENIED_HINT: &str =
+    "IPAddressAllow= of the systemd unit, or a firewall of this host, must allow the collector";
 /// The name of a rule that is not known.
 const UNKNOWN_RULE: &str = "(unknown)";
 
@@ -405,15 +408,20 @@ impl Exporter {
                 self.session = Some(session);
                 self.templates_at = now;
             }
-            Err(error) => self.failed(now, &error),
+            Err(error) => self.failed(&error),
         }
     }
 
     /// A session that has failed is opened anew, which also looks up the host again.
-    fn failed(&mut self, now: Instant, error: &io::Error) {
+    fn failed(&mut self, error: &io::Error) {
         self.session = None;
-        self.retry_at = now + RETRY_INTERVAL;
-        self.note_error(&error.to_string());
+        // Connecting may have taken seconds, so the present time counts, not that of the pass.
+        self.retry_at = Instant::now() + RETRY_INTERVAL;
+        if error.kind() == io::ErrorKind::PermissionDenied {
+            self.note_error(&format!("{error}: {DENIED_HINT}"));
+        } else {
+            self.note_error(&error.to_string());
+        }
     }
 
     fn note_error(&self, error: &str) {
@@ -554,7 +562,7 @@ impl Exporter {
                     not_sent.add(pending);
                 }
                 if let Some(error) = error {
-                    self.failed(now, &error);
+                    self.failed(&error);
                 }
             }
         }
