@@ -22,7 +22,9 @@ use super::{FlowEndReason, FlowRecord, NotSent, RuleOfFlow};
 const WAYS: usize = 8;
 /// The time in which all sets are looked at.
 const SCAN_MS: u64 = 1000;
-/// How many polls read the clock once: a poll may come after each packet.
+/// The most sets that one poll looks at, so that a poll after a pause does not delay packets.
+const SETS_PER_POLL: usize = 256;
+/// The polls that read the clock once: a poll may come after each packet.
 const POLLS_PER_LOOK: u32 = 16;
 /// The time after which a TCP connection that was closed is exported: its last segments still belong to it.
 const CLOSED_MS: u64 = 1000;
@@ -61,8 +63,9 @@ pub(in super::super) struct FlowCache {
     /// The time of the last look at the clock.
     now_ms: u64,
     polls: u32,
-    /// The next set to be looked at, and the time since which sets are due.
+    /// The next set to be looked at, and the number of sets that are due since `scanned_ms` or before.
     next_set: usize,
+    due_sets: usize,
     scanned_ms: u64,
     /// At the end: the next entry to be exported.
     flushed: Option<usize>,
@@ -88,6 +91,7 @@ impl FlowCache {
             now_ms: 0,
             polls: 0,
             next_set: 0,
+            due_sets: 0,
             scanned_ms: 0,
             flushed: None,
             ring,
@@ -138,31 +142,34 @@ impl FlowCache {
         }
     }
 
-    /// Exports the flows whose time is over. Returns whether there is work that does not wait: the flows at
-    /// the end.
+    /// Exports the flows whose time is over. Returns whether there is work that does not wait: sets that are
+    /// due, or the flows at the end.
     #[inline]
     pub(in super::super) fn poll(&mut self) -> bool {
         if self.flushed.is_some() {
             return self.flush();
         }
         self.polls = self.polls.wrapping_add(1);
-        if self.polls.is_multiple_of(POLLS_PER_LOOK) {
+        if self.due_sets > 0 || self.polls.is_multiple_of(POLLS_PER_LOOK) {
             self.begin();
             self.scan();
         }
-        false
+        self.due_sets > 0
     }
 
-    /// Looks at as many sets as the time since the last look is a part of [`SCAN_MS`].
+    /// Looks at as many sets as the time since the last look is a part of [`SCAN_MS`], at most
+    /// [`SETS_PER_POLL`]; the others stay due.
     pub(super) fn scan(&mut self) {
         let sets = self.entries.len() / WAYS;
         let passed_ms = self.now_ms - self.scanned_ms;
-        let due = (sets as u64 * passed_ms / SCAN_MS).min(sets as u64) as usize;
-        if due == 0 {
-            return;
+        let newly_due = (sets as u64 * passed_ms / SCAN_MS).min(sets as u64) as usize;
+        if newly_due > 0 {
+            self.scanned_ms = self.now_ms;
+            self.due_sets = (self.due_sets + newly_due).min(sets);
         }
-        self.scanned_ms = self.now_ms;
-        for _ in 0..due {
+        let looked_at = self.due_sets.min(SETS_PER_POLL);
+        self.due_sets -= looked_at;
+        for _ in 0..looked_at {
             let first = self.next_set * WAYS;
             self.next_set = (self.next_set + 1) & (sets - 1);
             for place in first..first + WAYS {

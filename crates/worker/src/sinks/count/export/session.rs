@@ -9,7 +9,14 @@ use rustix::net::sockopt;
 
 /// How long a connection by TCP, and each write to it, may take.
 const TCP_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a message by UDP waits for room in the buffer of the socket.
+/// The milliseconds without an acknowledgement after which a connection fails (tcp(7)). Messages that a
+/// collector has not acknowledged by then count as sent.
+const TCP_USER_TIMEOUT_MS: u32 = 10_000;
+/// The time without messages after which TCP asks whether the collector is still there, and the time between
+/// two such probes. With the timeout above one probe without an answer ends the connection.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// The time for which a message by UDP waits for room in the buffer of the socket.
 const UDP_TIMEOUT: Duration = Duration::from_secs(1);
 /// The longest packet where the MTU of the path is not known (RFC 7011, 10.3.3).
 const PACKET_BYTES_UNKNOWN: usize = 512;
@@ -74,6 +81,10 @@ impl Session {
                 let stream = TcpStream::connect_timeout(&peer, TCP_TIMEOUT)?;
                 stream.set_write_timeout(Some(TCP_TIMEOUT))?;
                 stream.set_nodelay(true)?;
+                sockopt::set_tcp_user_timeout(&stream, TCP_USER_TIMEOUT_MS)?;
+                sockopt::set_socket_keepalive(&stream, true)?;
+                sockopt::set_tcp_keepidle(&stream, KEEPALIVE_IDLE)?;
+                sockopt::set_tcp_keepintvl(&stream, KEEPALIVE_INTERVAL)?;
                 Ok(SessionSocket::Tcp(stream))
             }
         }
