@@ -239,7 +239,7 @@ pub(super) fn start(
     let not_sent: Vec<Arc<NotSent>> = (0..=workers).map(|_| Arc::default()).collect();
     for not_sent in &not_sent[..workers] {
         let (producer, consumer) = rtrb::RingBuffer::new(RING_RECORDS);
-        caches.push(FlowCache::new(options, origin, producer, Arc::clone(not_sent)));
+        caches.push(FlowCache::new(options, origin, producer, Arc::clone(not_sent))?);
         rings.push(consumer);
     }
     let shared = Arc::new(Shared {

@@ -8,6 +8,7 @@
 //! Only the worker's thread uses this. Records leave by a ring to the thread that sends them; what finds no
 //! room there is counted as not sent. Times are milliseconds since an origin of the monotonic clock.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -74,16 +75,20 @@ pub(in super::super) struct FlowCache {
 }
 
 impl FlowCache {
-    /// A cache with the options of the sink; nothing is allocated later.
+    /// A cache with the options of the sink; nothing is allocated later. Fails if there is no memory for it.
     pub(super) fn new(
         options: &FlowExport,
         origin: Instant,
         ring: rtrb::Producer<FlowRecord>,
         not_sent: Arc<NotSent>,
-    ) -> Self {
+    ) -> io::Result<Self> {
         let sets = (options.flows as usize).div_ceil(WAYS).next_power_of_two();
-        Self {
-            entries: vec![FlowEntry::default(); sets * WAYS].into(),
+        let mut entries = Vec::new();
+        let reserved = entries.try_reserve_exact(sets * WAYS);
+        reserved.map_err(|error| io::Error::new(io::ErrorKind::OutOfMemory, error))?;
+        entries.resize(sets * WAYS, FlowEntry::default());
+        Ok(Self {
+            entries: entries.into(),
             hasher: FlowHasher::new(),
             active_ms: u64::from(options.active_seconds) * 1000,
             idle_ms: u64::from(options.idle_seconds) * 1000,
@@ -96,7 +101,7 @@ impl FlowCache {
             flushed: None,
             ring,
             not_sent,
-        }
+        })
     }
 
     /// Reads the clock, once for all packets of an iteration.

@@ -125,7 +125,8 @@ fn rule(number: u32) -> RuleOfFlow {
 fn cache(options: &FlowExport, room: usize) -> (FlowCache, rtrb::Consumer<FlowRecord>, Arc<NotSent>) {
     let (producer, consumer) = rtrb::RingBuffer::new(room);
     let not_sent = Arc::new(NotSent::default());
-    (FlowCache::new(options, Instant::now(), producer, Arc::clone(&not_sent)), consumer, not_sent)
+    let cache = FlowCache::new(options, Instant::now(), producer, Arc::clone(&not_sent)).expect("memory");
+    (cache, consumer, not_sent)
 }
 
 fn count(cache: &mut FlowCache, frame: &[u8], rule: RuleOfFlow) {
