@@ -111,7 +111,7 @@ impl Sink for ExportingCount {
         true
     }
 
-    /// Has none, but is polled until its flows are exported.
+    /// The sink has no frames, but is polled until its flows are exported.
     fn holds_frames(&self) -> bool {
         self.flows.is_flushing()
     }

@@ -110,7 +110,7 @@ impl FlowCache {
         self.now_ms = self.origin.elapsed().as_millis() as u64;
     }
 
-    /// A packet of a rule.
+    /// Counts a packet of a rule.
     #[inline]
     pub(in super::super) fn count(&mut self, frame: &[u8], parsed: &Parsed, rule: RuleOfFlow) {
         let flow = flow::pack(&parsed.key);
@@ -207,7 +207,7 @@ impl FlowCache {
         }
     }
 
-    /// No packets follow: all flows are exported by the next polls.
+    /// Ends the counting: no packets follow, and all flows are exported by the next polls.
     pub(in super::super) fn retire(&mut self) {
         self.flushed.get_or_insert(0);
     }

@@ -152,7 +152,7 @@ impl std::ops::AddAssign for FlowSums {
     }
 }
 
-/// What a record has beside the counts of the worker.
+/// The contents of a record beside the counts of the worker.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FlowContext<'c> {
     /// The name of the rule.

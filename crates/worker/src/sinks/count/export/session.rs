@@ -7,7 +7,7 @@ use std::time::Duration;
 use program::{Collector, CollectorTransport};
 use rustix::net::sockopt;
 
-/// How long a connection by TCP, and each write to it, may take.
+/// The longest time that a connection by TCP, and each write to it, may take.
 const TCP_TIMEOUT: Duration = Duration::from_secs(5);
 /// The milliseconds without an acknowledgement after which a connection fails (tcp(7)). Messages that a
 /// collector has not acknowledged by then count as sent.
@@ -46,9 +46,10 @@ pub(super) struct Session {
 /// How a message was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sent {
-    /// As far as it is known, it is on its way.
+    /// The socket has accepted the message.
     Whole,
-    /// It is on its way, and the collector's host has answered to an earlier one that nobody listens.
+    /// The socket has accepted the message, and the collector's host has answered to an earlier one that the
+    /// port is not open.
     AfterRefusal,
 }
 
