@@ -343,6 +343,11 @@ impl Drop for ExportHub {
         if let Some(thread) = self.thread.take() {
             let _ = parking::join_within(thread, END_TIMEOUT);
         }
+        let lost_flows = self.statistics().lost_flows;
+        if lost_flows > 0 {
+            let collector = &self.options.collector;
+            tracing::warn!("the export to {collector} has ended; {lost_flows} flows in all were not sent");
+        }
     }
 }
 
@@ -419,10 +424,10 @@ impl Exporter {
         self.session = None;
         // Connecting may have taken seconds, so the present time counts, not that of the pass.
         self.retry_at = Instant::now() + RETRY_INTERVAL;
-        if error.kind() == io::ErrorKind::PermissionDenied {
-            self.note_error(&format!("{error}: {DENIED_HINT}"));
-        } else {
-            self.note_error(&error.to_string());
+        match error.kind() {
+            io::ErrorKind::PermissionDenied => self.note_error(&format!("{error}: {DENIED_HINT}")),
+            io::ErrorKind::ConnectionRefused => self.note_error(REFUSED),
+            _ => self.note_error(&error.to_string()),
         }
     }
 

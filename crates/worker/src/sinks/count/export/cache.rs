@@ -212,7 +212,7 @@ impl FlowCache {
         self.flushed.get_or_insert(0);
     }
 
-    /// Whether flows are still to be exported at the end.
+    /// Returns whether flows are still to be exported at the end.
     pub(in super::super) fn is_flushing(&self) -> bool {
         self.flushed.is_some_and(|flushed| flushed < self.entries.len())
     }

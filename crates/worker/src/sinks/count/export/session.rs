@@ -43,7 +43,7 @@ pub(super) struct Session {
     peer: SocketAddr,
 }
 
-/// How a message was sent.
+/// The result of sending a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sent {
     /// The socket has accepted the message.
@@ -96,7 +96,7 @@ impl Session {
         self.peer
     }
 
-    /// Whether templates are to be sent again and again.
+    /// Returns whether templates are to be sent again and again.
     pub(super) fn forgets_templates(&self) -> bool {
         matches!(self.socket, SessionSocket::Udp(_))
     }
