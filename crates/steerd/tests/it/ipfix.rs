@@ -103,7 +103,8 @@ fn export(folder: &Path, collectors: &[String]) {
     let mut names = Vec::new();
     for (number, url) in collectors.iter().enumerate() {
         // A replay that pauses for less than this has one record for each flow.
-        policy += &format!("[sinks.flows{number}]\nkind = \"count\"\nexport = \"{url}\"\nidle_seconds = 10\n");
+        policy +=
+            &format!("[sinks.flows{number}]\nkind = \"count\"\nexport = \"{url}\"\nidle_seconds = 10\n");
         names.push(format!("\"flows{number}\""));
     }
     policy += &format!(
