@@ -211,6 +211,24 @@ fn flows_end_by_time_and_by_their_flags() {
 }
 
 #[test]
+fn a_scan_after_a_pause_is_done_in_parts() {
+    let options = FlowExport { flows: 8192, idle_seconds: 1, ..options("ipfix://192.0.2.1") };
+    let (mut cache, mut ring, _) = cache(&options, 500);
+    for client in 0..500 {
+        count(&mut cache, &udp(client, 20), rule(0));
+    }
+    cache.set_now_ms(10_000);
+    let mut ended = || {
+        cache.scan();
+        std::iter::from_fn(|| ring.pop().ok()).count()
+    };
+    // A quarter of the 1024 sets each.
+    let parts: Vec<usize> = (0..4).map(|_| ended()).collect();
+    assert!(parts[0] < 500, "{parts:?}");
+    assert_eq!(parts.iter().sum::<usize>(), 500);
+}
+
+#[test]
 fn every_packet_is_in_a_record_or_not_sent() {
     let (mut cache, mut ring, not_sent) = cache(&options("ipfix://192.0.2.1"), 500);
     for client in 0..3000 {
