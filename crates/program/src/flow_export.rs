@@ -126,7 +126,8 @@ pub struct FlowExport {
     /// The collector.
     #[serde(rename = "export")]
     pub collector: Collector,
-    /// The number of flows that each worker can have at once; a multiple of 8 is used.
+    /// The number of flows that each worker can have at once, in sets of 8. The number of
+    /// sets is rounded up to a power of two.
     pub flows: u32,
     /// A flow is exported after so many seconds, though it goes on.
     pub active_seconds: u32,

@@ -40,7 +40,7 @@ pub use rules::{ApiFailure, RefusedRule, RuleBody, RuleChanges, RuleList, RuleMa
 
 /// The version of all JSON that steerd prints and serves (docs/reference/commands.md). It is raised when a
 /// key is removed or changes its meaning; new keys do not raise it.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 /// The header of an answer that is a capture, with its number.
 pub const CAPTURE_HEADER: &str = "steerd-capture";
 /// The longest wait for an answer that takes the daemon no work.

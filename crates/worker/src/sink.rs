@@ -282,7 +282,9 @@ impl SinkSide {
     /// Packets were not passed on.
     #[inline]
     pub fn dropped(&self, reason: SinkDrop, packets: u64) {
-        tracepoints::sink_drop(reason.name(), packets);
+        if packets > 0 {
+            tracepoints::sink_drop(reason.name(), packets);
+        }
         self.dropped[reason as usize].add(packets);
     }
 

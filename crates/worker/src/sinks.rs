@@ -179,7 +179,7 @@ pub enum SinkError {
         source: std::io::Error,
     },
     /// Flows of a sink of kind `count` cannot be exported, for lack of a resource of the system.
-    #[error("sink `{sink}`: the thread that exports flows cannot be started")]
+    #[error("sink `{sink}`: the export of flows cannot be started")]
     Export {
         /// The name of the sink.
         sink: String,

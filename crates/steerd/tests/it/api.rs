@@ -105,7 +105,7 @@ impl Place {
     pub(crate) fn get(&self, path: &str) -> Value {
         let (status, body) = self.ask("GET", path, "");
         assert_eq!(status, 200, "{path}: {body}");
-        assert_eq!(body["format"], 2, "{path}: {body}");
+        assert_eq!(body["format"], 3, "{path}: {body}");
         body
     }
 }

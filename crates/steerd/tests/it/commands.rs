@@ -73,7 +73,7 @@ fn every_json_output_has_a_format_version() {
     ] {
         let output = run_in(&folder, &[args, &["--format", "json"]].concat());
         let answer: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-        assert_eq!(answer["format"], 2, "{args:?}: {answer:#}");
+        assert_eq!(answer["format"], 3, "{args:?}: {answer:#}");
         assert!(answer.as_object().is_some_and(|object| object.len() > 1), "{args:?}: {answer:#}");
     }
     // A JSON Schema has no such key.

@@ -217,7 +217,7 @@ fn warnings_of_the_policy_in_force_are_in_the_state_and_a_metric() {
     daemon.wait_for("is in force", 1);
     assert!(warnings(&daemon) > before, "{}", daemon.metrics());
     let state = daemon.state();
-    assert_eq!(state["format"], 2);
+    assert_eq!(state["format"], 3);
     let listed = state["policy"]["warnings"].as_array().expect("a list");
     assert!(
         listed.iter().any(|one| one.as_str().is_some_and(|one| one.contains("`blocked` is empty"))),
@@ -634,7 +634,7 @@ fn the_run_ends_after_the_last_packet_of_a_capture() {
     assert!(output.status.success(), "{log}");
     assert!(log.contains("no port can receive anything more"), "{log}");
     let summary: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON and nothing else");
-    assert_eq!(summary["format"], 2);
+    assert_eq!(summary["format"], 3);
     assert!(summary["ran_for_seconds"].as_f64().is_some_and(|seconds| seconds < 50.0), "{summary:#}");
     assert_eq!(summary["accounting"]["matches"], true, "{summary:#}");
     assert_eq!(summary["accounting"]["received"], 5000);

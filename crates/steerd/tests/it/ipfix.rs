@@ -102,7 +102,9 @@ fn export(folder: &Path, collectors: &[String]) {
     let mut policy = "version = 1\ndefault = \"kernel\"\n".to_owned();
     let mut names = Vec::new();
     for (number, url) in collectors.iter().enumerate() {
-        policy += &format!("[sinks.flows{number}]\nkind = \"count\"\nexport = \"{url}\"\nidle_seconds = 1\n");
+        // A replay that pauses for less than this has one record for each flow.
+        policy +=
+            &format!("[sinks.flows{number}]\nkind = \"count\"\nexport = \"{url}\"\nidle_seconds = 10\n");
         names.push(format!("\"flows{number}\""));
     }
     policy += &format!(

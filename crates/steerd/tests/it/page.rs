@@ -36,7 +36,7 @@ impl Running {
         let (status, body) = self.daemon.page(path);
         assert_eq!(status, 200, "{path}: {body}");
         let value: Value = serde_json::from_str(&body).expect("JSON");
-        assert_eq!(value["format"], 2, "{path}");
+        assert_eq!(value["format"], 3, "{path}");
         value
     }
 

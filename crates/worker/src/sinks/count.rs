@@ -30,7 +30,7 @@ pub struct TopFlow {
     pub flow: FlowId,
     /// The packets of the flow, or up to `error` more.
     pub packets: u64,
-    /// How many of the packets may be of other flows.
+    /// The number of the packets that may be of other flows.
     pub error: u64,
     /// The bytes of the flow, or less: without those of packets that came before a worker began to count the
     /// flow.
@@ -111,7 +111,7 @@ impl Sink for ExportingCount {
         true
     }
 
-    /// Has none, but is polled until its flows are exported.
+    /// The sink has no frames, but is polled until its flows are exported.
     fn holds_frames(&self) -> bool {
         self.flows.is_flushing()
     }

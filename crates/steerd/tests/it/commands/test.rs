@@ -263,7 +263,7 @@ fn results_in_json_have_every_failure() {
     let folder = policies(&[("bad.toml", &format!("{RULES}{BAD}"))]);
     let output = run_in(&folder, &["test", "bad.toml", "--format", "json"]);
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    assert_eq!(report["format"], 2);
+    assert_eq!(report["format"], 3);
     let policy = &report["policies"][0];
     assert_eq!((&policy["passed"], &policy["failed"]), (&0.into(), &4.into()));
     let first = &policy["tests"][0];

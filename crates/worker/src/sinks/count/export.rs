@@ -40,14 +40,19 @@ const PASS_INTERVAL: Duration = Duration::from_millis(50);
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// The least time between two reports of flows that were not sent.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
-/// How long closing the sink waits for its thread.
+/// The time for which closing the sink waits for its thread.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 /// The most programs whose rules are known by name.
 const PROGRAMS_MAX: usize = 64;
-/// How long the names of a program are kept beyond the time in which its flows become idle.
+/// The time for which the names of a program are kept beyond the time in which its flows become idle.
 const NAMES_MARGIN: Duration = Duration::from_secs(10);
-/// Longer than the daemon runs.
+/// An interval that is longer than the daemon runs.
 const FOREVER: Duration = Duration::from_secs(1 << 32);
+/// The error if the collector's host has answered that the port is not open.
+const REFUSED: &str = "connection refused: is the collector running at this address?";
+/// The usual cause of a refusal by the system itself, and the remedy.
+const DENIED_HINT: &str =
+    "IPAddressAllow= of the systemd unit, or a firewall of this host, must allow the collector";
 /// The name of a rule that is not known.
 const UNKNOWN_RULE: &str = "(unknown)";
 
@@ -96,7 +101,7 @@ pub(super) struct NotSent {
 }
 
 impl NotSent {
-    /// Only the owning thread may call this.
+    /// Adds flows that could not be passed on. Only the owning thread may call this.
     fn add(&self, sums: FlowSums) {
         self.flows.add(sums.flows);
         self.packets.add(sums.packets);
@@ -236,7 +241,7 @@ pub(super) fn start(
     let not_sent: Vec<Arc<NotSent>> = (0..=workers).map(|_| Arc::default()).collect();
     for not_sent in &not_sent[..workers] {
         let (producer, consumer) = rtrb::RingBuffer::new(RING_RECORDS);
-        caches.push(FlowCache::new(options, origin, producer, Arc::clone(not_sent)));
+        caches.push(FlowCache::new(options, origin, producer, Arc::clone(not_sent))?);
         rings.push(consumer);
     }
     let shared = Arc::new(Shared {
@@ -338,6 +343,11 @@ impl Drop for ExportHub {
         if let Some(thread) = self.thread.take() {
             let _ = parking::join_within(thread, END_TIMEOUT);
         }
+        let lost_flows = self.statistics().lost_flows;
+        if lost_flows > 0 {
+            let collector = &self.options.collector;
+            tracing::warn!("the export to {collector} has ended; {lost_flows} flows in all were not sent");
+        }
     }
 }
 
@@ -348,17 +358,17 @@ struct Exporter {
     /// The origin of the times of records.
     origin: Instant,
     ingress_interface: u32,
-    /// One from each worker.
+    /// The rings, one from each worker.
     rings: Vec<rtrb::Consumer<FlowRecord>>,
     /// The flows that were not sent, by worker, and behind them those of this thread.
     not_sent: Vec<Arc<NotSent>>,
     shared: Arc<Shared>,
     wakeup: Arc<Wakeup>,
-    /// `None` until it is opened, and after a failure.
+    /// The session; `None` until it is opened, and after a failure.
     session: Option<Session>,
     retry_at: Instant,
     templates_at: Instant,
-    /// The time of the last answer that nobody listens.
+    /// The time of the last answer that the port is not open.
     refused_at: Option<Instant>,
     /// The sums of the last report of flows that were not sent.
     reported: FlowSums,
@@ -405,15 +415,20 @@ impl Exporter {
                 self.session = Some(session);
                 self.templates_at = now;
             }
-            Err(error) => self.failed(now, &error),
+            Err(error) => self.failed(&error),
         }
     }
 
-    /// A session that has failed is opened anew, which also looks up the host again.
-    fn failed(&mut self, now: Instant, error: &io::Error) {
+    /// Closes the session after a failure. It is opened anew later, which also looks up the host again.
+    fn failed(&mut self, error: &io::Error) {
         self.session = None;
-        self.retry_at = now + RETRY_INTERVAL;
-        self.note_error(&error.to_string());
+        // Connecting may have taken seconds, so the present time counts, not that of the pass.
+        self.retry_at = Instant::now() + RETRY_INTERVAL;
+        match error.kind() {
+            io::ErrorKind::PermissionDenied => self.note_error(&format!("{error}: {DENIED_HINT}")),
+            io::ErrorKind::ConnectionRefused => self.note_error(REFUSED),
+            _ => self.note_error(&error.to_string()),
+        }
     }
 
     fn note_error(&self, error: &str) {
@@ -542,9 +557,9 @@ impl Exporter {
                 self.shared.flows.fetch_add(pending.flows, Relaxed);
                 if sent == Sent::AfterRefusal {
                     self.refused_at = Some(now);
-                    // Whoever listens next has no templates.
+                    // A collector that starts later has no templates.
                     self.templates_at = self.templates_at.min(now + RETRY_INTERVAL);
-                    self.note_error("nobody listens there");
+                    self.note_error(REFUSED);
                 } else {
                     self.note_success(now);
                 }
@@ -554,7 +569,7 @@ impl Exporter {
                     not_sent.add(pending);
                 }
                 if let Some(error) = error {
-                    self.failed(now, &error);
+                    self.failed(&error);
                 }
             }
         }

@@ -10,7 +10,7 @@ const FCS_BYTES: usize = 4;
 const BOUNDS: [u64; CLASSES - 1] = [64, 127, 255, 511, 1023, 1518, 9018];
 const CLASSES: usize = 8;
 
-/// How many packets of each size class there were.
+/// The number of packets of each size class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PacketSizes {
     /// The largest size of each class, with the frame check sequence, and its packets.

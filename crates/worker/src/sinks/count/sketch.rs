@@ -98,7 +98,7 @@ impl Counters {
         self.0.iter().filter_map(read).filter(|counted| counted.packets > 0).collect()
     }
 
-    /// How many there are.
+    /// The number of counters.
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
@@ -110,7 +110,7 @@ const NONE: u32 = u32::MAX;
 /// The worker's side.
 pub(super) struct Sketch {
     counters: Arc<Counters>,
-    /// For each counter.
+    /// The nodes, one for each counter.
     nodes: Box<[Node]>,
     buckets: Box<[Bucket]>,
     /// The bucket of the lowest count.
@@ -166,7 +166,7 @@ impl Sketch {
         }
     }
 
-    /// For readers.
+    /// Returns the counters, for readers.
     pub(super) fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
     }

@@ -8,6 +8,7 @@
 //! Only the worker's thread uses this. Records leave by a ring to the thread that sends them; what finds no
 //! room there is counted as not sent. Times are milliseconds since an origin of the monotonic clock.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -22,7 +23,9 @@ use super::{FlowEndReason, FlowRecord, NotSent, RuleOfFlow};
 const WAYS: usize = 8;
 /// The time in which all sets are looked at.
 const SCAN_MS: u64 = 1000;
-/// How many polls read the clock once: a poll may come after each packet.
+/// The most sets that one poll looks at, so that a poll after a pause does not delay packets.
+const SETS_PER_POLL: usize = 256;
+/// The polls that read the clock once: a poll may come after each packet.
 const POLLS_PER_LOOK: u32 = 16;
 /// The time after which a TCP connection that was closed is exported: its last segments still belong to it.
 const CLOSED_MS: u64 = 1000;
@@ -61,8 +64,9 @@ pub(in super::super) struct FlowCache {
     /// The time of the last look at the clock.
     now_ms: u64,
     polls: u32,
-    /// The next set to be looked at, and the time since which sets are due.
+    /// The next set to be looked at, and the number of sets that are due since `scanned_ms` or before.
     next_set: usize,
+    due_sets: usize,
     scanned_ms: u64,
     /// At the end: the next entry to be exported.
     flushed: Option<usize>,
@@ -71,16 +75,20 @@ pub(in super::super) struct FlowCache {
 }
 
 impl FlowCache {
-    /// A cache with the options of the sink; nothing is allocated later.
+    /// A cache with the options of the sink; nothing is allocated later. Fails if there is no memory for it.
     pub(super) fn new(
         options: &FlowExport,
         origin: Instant,
         ring: rtrb::Producer<FlowRecord>,
         not_sent: Arc<NotSent>,
-    ) -> Self {
+    ) -> io::Result<Self> {
         let sets = (options.flows as usize).div_ceil(WAYS).next_power_of_two();
-        Self {
-            entries: vec![FlowEntry::default(); sets * WAYS].into(),
+        let mut entries = Vec::new();
+        let reserved = entries.try_reserve_exact(sets * WAYS);
+        reserved.map_err(|error| io::Error::new(io::ErrorKind::OutOfMemory, error))?;
+        entries.resize(sets * WAYS, FlowEntry::default());
+        Ok(Self {
+            entries: entries.into(),
             hasher: FlowHasher::new(),
             active_ms: u64::from(options.active_seconds) * 1000,
             idle_ms: u64::from(options.idle_seconds) * 1000,
@@ -88,11 +96,12 @@ impl FlowCache {
             now_ms: 0,
             polls: 0,
             next_set: 0,
+            due_sets: 0,
             scanned_ms: 0,
             flushed: None,
             ring,
             not_sent,
-        }
+        })
     }
 
     /// Reads the clock, once for all packets of an iteration.
@@ -101,7 +110,7 @@ impl FlowCache {
         self.now_ms = self.origin.elapsed().as_millis() as u64;
     }
 
-    /// A packet of a rule.
+    /// Counts a packet of a rule.
     #[inline]
     pub(in super::super) fn count(&mut self, frame: &[u8], parsed: &Parsed, rule: RuleOfFlow) {
         let flow = flow::pack(&parsed.key);
@@ -138,31 +147,34 @@ impl FlowCache {
         }
     }
 
-    /// Exports the flows whose time is over. Returns whether there is work that does not wait: the flows at
-    /// the end.
+    /// Exports the flows whose time is over. Returns whether there is work that does not wait: sets that are
+    /// due, or the flows at the end.
     #[inline]
     pub(in super::super) fn poll(&mut self) -> bool {
         if self.flushed.is_some() {
             return self.flush();
         }
         self.polls = self.polls.wrapping_add(1);
-        if self.polls.is_multiple_of(POLLS_PER_LOOK) {
+        if self.due_sets > 0 || self.polls.is_multiple_of(POLLS_PER_LOOK) {
             self.begin();
             self.scan();
         }
-        false
+        self.due_sets > 0
     }
 
-    /// Looks at as many sets as the time since the last look is a part of [`SCAN_MS`].
+    /// Looks at as many sets as the time since the last look is a part of [`SCAN_MS`], at most
+    /// [`SETS_PER_POLL`]; the others stay due.
     pub(super) fn scan(&mut self) {
         let sets = self.entries.len() / WAYS;
         let passed_ms = self.now_ms - self.scanned_ms;
-        let due = (sets as u64 * passed_ms / SCAN_MS).min(sets as u64) as usize;
-        if due == 0 {
-            return;
+        let newly_due = (sets as u64 * passed_ms / SCAN_MS).min(sets as u64) as usize;
+        if newly_due > 0 {
+            self.scanned_ms = self.now_ms;
+            self.due_sets = (self.due_sets + newly_due).min(sets);
         }
-        self.scanned_ms = self.now_ms;
-        for _ in 0..due {
+        let looked_at = self.due_sets.min(SETS_PER_POLL);
+        self.due_sets -= looked_at;
+        for _ in 0..looked_at {
             let first = self.next_set * WAYS;
             self.next_set = (self.next_set + 1) & (sets - 1);
             for place in first..first + WAYS {
@@ -195,12 +207,12 @@ impl FlowCache {
         }
     }
 
-    /// No packets follow: all flows are exported by the next polls.
+    /// Ends the counting: no packets follow, and all flows are exported by the next polls.
     pub(in super::super) fn retire(&mut self) {
         self.flushed.get_or_insert(0);
     }
 
-    /// Whether flows are still to be exported at the end.
+    /// Returns whether flows are still to be exported at the end.
     pub(in super::super) fn is_flushing(&self) -> bool {
         self.flushed.is_some_and(|flushed| flushed < self.entries.len())
     }

@@ -152,7 +152,7 @@ impl std::ops::AddAssign for FlowSums {
     }
 }
 
-/// What a record has beside the counts of the worker.
+/// The contents of a record beside the counts of the worker.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FlowContext<'c> {
     /// The name of the rule.
@@ -264,7 +264,7 @@ impl MessageBuilder {
         self.bytes_max = bytes_max.min(usize::from(u16::MAX));
     }
 
-    /// Whether a record has room.
+    /// Returns whether a record has room.
     pub(super) fn has_room(&self, set: u16, record: &[u8]) -> bool {
         let is_open = self.open_set.is_some_and(|(open, _)| open == set);
         let header = if is_open { 0 } else { SET_HEADER_BYTES };

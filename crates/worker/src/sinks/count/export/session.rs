@@ -7,9 +7,16 @@ use std::time::Duration;
 use program::{Collector, CollectorTransport};
 use rustix::net::sockopt;
 
-/// How long a connection by TCP, and each write to it, may take.
+/// The longest time that a connection by TCP, and each write to it, may take.
 const TCP_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a message by UDP waits for room in the buffer of the socket.
+/// The milliseconds without an acknowledgement after which a connection fails (tcp(7)). Messages that a
+/// collector has not acknowledged by then count as sent.
+const TCP_USER_TIMEOUT_MS: u32 = 10_000;
+/// The time without messages after which TCP asks whether the collector is still there, and the time between
+/// two such probes. With the timeout above one probe without an answer ends the connection.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// The time for which a message by UDP waits for room in the buffer of the socket.
 const UDP_TIMEOUT: Duration = Duration::from_secs(1);
 /// The longest packet where the MTU of the path is not known (RFC 7011, 10.3.3).
 const PACKET_BYTES_UNKNOWN: usize = 512;
@@ -36,12 +43,13 @@ pub(super) struct Session {
     peer: SocketAddr,
 }
 
-/// How a message was sent.
+/// The result of sending a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sent {
-    /// As far as it is known, it is on its way.
+    /// The socket has accepted the message.
     Whole,
-    /// It is on its way, and the collector's host has answered to an earlier one that nobody listens.
+    /// The socket has accepted the message, and the collector's host has answered to an earlier one that the
+    /// port is not open.
     AfterRefusal,
 }
 
@@ -74,6 +82,10 @@ impl Session {
                 let stream = TcpStream::connect_timeout(&peer, TCP_TIMEOUT)?;
                 stream.set_write_timeout(Some(TCP_TIMEOUT))?;
                 stream.set_nodelay(true)?;
+                sockopt::set_tcp_user_timeout(&stream, TCP_USER_TIMEOUT_MS)?;
+                sockopt::set_socket_keepalive(&stream, true)?;
+                sockopt::set_tcp_keepidle(&stream, KEEPALIVE_IDLE)?;
+                sockopt::set_tcp_keepintvl(&stream, KEEPALIVE_INTERVAL)?;
                 Ok(SessionSocket::Tcp(stream))
             }
         }
@@ -84,7 +96,7 @@ impl Session {
         self.peer
     }
 
-    /// Whether templates are to be sent again and again.
+    /// Returns whether templates are to be sent again and again.
     pub(super) fn forgets_templates(&self) -> bool {
         matches!(self.socket, SessionSocket::Udp(_))
     }
