@@ -142,7 +142,7 @@ impl Reloader {
                 return;
             }
             let replaced = self.rolled_back.as_ref();
-            // A set file that changes does not bring another policy back, if the rollback was of more than files.
+            // If the rollback was to another text, a set file that changes does not bring the policy back.
             let is_other_text = !read.inputs.have_main_text_of(&in_force.inputs);
             let is_rolled_back = replaced.is_some_and(|replaced| {
                 replaced.have_texts_of(&read.inputs)

@@ -52,8 +52,8 @@ impl Inputs {
         self.sha256 == other.sha256 || is_same()
     }
 
-    /// Returns whether both have the same text of the policy itself, whatever its files have. A text that is not
-    /// kept is the same as no other.
+    /// Returns whether both have the same text of the policy itself, whatever its files have. A text that is
+    /// not kept is the same as no other.
     pub(crate) fn have_main_text_of(&self, other: &Self) -> bool {
         self.text.is_some() && self.text == other.text
     }

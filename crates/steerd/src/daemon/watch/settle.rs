@@ -1,5 +1,5 @@
-//! The end of a change of files: they are quiet, nobody has one open that he has written to, and the policy can
-//! be used.
+//! The end of a change of files: they are quiet, nobody has one open that he has written to, and the policy
+//! can be used.
 
 use std::time::{Duration, Instant};
 
@@ -68,8 +68,8 @@ impl Pending {
         quiet.min((self.first + patience.longest).max(self.last))
     }
 
-    /// Returns `true` once, if a file that is written to has delayed the reading for longer than changes without
-    /// a pause may.
+    /// Returns `true` once, if a file that is written to has delayed the reading for longer than changes
+    /// without a pause may.
     pub(super) fn begins_to_warn(&mut self, now: Instant, patience: &Patience) -> bool {
         let is_late = self.is_written && self.begun + patience.longest <= now;
         is_late && !std::mem::replace(&mut self.is_warned_of, true)

@@ -90,7 +90,8 @@ fn a_renamed_file_is_a_change() {
     assert_eq!(next(&watch), ["third"]);
 }
 
-/// A change as kubelet makes it (pkg/volume/util/atomic_writer.go): a new folder, a new link, and a rename of the link.
+/// A change as kubelet makes it (pkg/volume/util/atomic_writer.go): a new folder, a new link, and a rename of
+/// the link.
 #[test]
 fn a_config_map_is_switched() {
     let folder = tempfile::tempdir().expect("a folder");
