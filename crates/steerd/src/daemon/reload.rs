@@ -142,7 +142,12 @@ impl Reloader {
                 return;
             }
             let replaced = self.rolled_back.as_ref();
-            let is_rolled_back = replaced.is_some_and(|replaced| replaced.have_texts_of(&read.inputs));
+            // If the rollback was to another text, a set file that changes does not bring the policy back.
+            let is_other_text = !read.inputs.have_main_text_of(&in_force.inputs);
+            let is_rolled_back = replaced.is_some_and(|replaced| {
+                replaced.have_texts_of(&read.inputs)
+                    || is_other_text && replaced.have_main_text_of(&read.inputs)
+            });
             // As at a start.
             let against = if self.parts.history.is_unconfirmed(&read.inputs) {
                 Some("was on trial and nobody confirmed it")

@@ -11,6 +11,7 @@
 mod folders;
 mod settle;
 
+use std::ffi::OsStr;
 use std::io::{self, PipeReader, PipeWriter};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,21 +31,22 @@ use settle::{Pending, Step};
 /// The message that changes are not noticed any more.
 pub(super) const ENDED: &str = "policy.watch: the thread exited unexpectedly (hint: changes of the policy need SIGHUP or `steerd reload`; a \
                                 restart of the daemon watches again)";
-/// How often the folders are found anew when they change while the policy is read.
+/// The most rounds in which the folders are found anew because they change while the policy is read.
 const ROUNDS: usize = 8;
 
-/// How long is waited for what.
+/// The times that the thread waits for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
-    /// For files without changes.
+    /// The time without changes after which files are read.
     settle: Duration,
-    /// The same for a policy that cannot be used: it may be written in parts.
+    /// The time without changes after which a policy that cannot be used is passed on: it may be written in
+    /// parts.
     broken: Duration,
-    /// The same for a file that somebody has written to and not closed.
+    /// The time without a write after which a file is read that somebody has written to and not closed.
     open: Duration,
-    /// From the first change, if others follow without a pause.
+    /// The time from the first change after which files are read if other changes follow without a pause.
     longest: Duration,
-    /// Between two comparisons of files whose changes are not reported.
+    /// The time between two comparisons of files whose changes are not reported.
     poll: Duration,
 }
 
@@ -170,6 +172,17 @@ fn log_fault(fault: &str, period: Duration) {
     );
 }
 
+/// Logs that a file is written to for so long that no change of the policy is read.
+fn log_open(file: &OsStr, patience: &Patience) {
+    tracing::warn!(
+        "policy.watch: {}: somebody has written to the file for more than {} s without closing it: no change of the \
+         policy is read until it is closed, or {} s after the last write (hint: write another file and rename it)",
+        file.to_string_lossy(),
+        patience.longest.as_secs_f64(),
+        patience.open.as_secs_f64()
+    );
+}
+
 /// The last reading of the files.
 #[derive(Debug, Default)]
 struct Examined {
@@ -185,7 +198,7 @@ struct Watcher {
     examined: Examined,
     passed: Passed,
     pending: Option<Pending>,
-    /// Why files are compared; `None`: all changes are reported.
+    /// The reason why files are compared; `None`: all changes are reported.
     fault: Option<String>,
     sender: Sender<ChangedPolicy>,
     /// The receiving side, to take back what nobody has received yet.
@@ -219,9 +232,14 @@ impl Watcher {
                 self.note_fault(fault);
             }
             if let Some(pending) = &mut self.pending {
-                pending.is_written = self.folders.are_written();
+                let written = self.folders.written();
+                pending.is_written = written.is_some();
                 if pending.due(&self.patience) <= now {
                     self.settle(now);
+                } else if let Some(file) = written
+                    && pending.begins_to_warn(now, &self.patience)
+                {
+                    log_open(file, &self.patience);
                 }
             } else if self.fault.is_some() && compared + self.patience.poll <= now {
                 compared = now;

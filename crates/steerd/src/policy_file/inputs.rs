@@ -46,9 +46,16 @@ impl Inputs {
     /// Whether both were read from the same texts with the same variables, for whichever packets they were
     /// compiled. Texts that are not kept are compared by the hash.
     pub(crate) fn have_texts_of(&self, other: &Self) -> bool {
-        let is_same_text = || self.text.is_some() && self.text == other.text;
-        let is_same = || is_same_text() && self.files == other.files && self.variables == other.variables;
+        let is_same = || {
+            self.have_main_text_of(other) && self.files == other.files && self.variables == other.variables
+        };
         self.sha256 == other.sha256 || is_same()
+    }
+
+    /// Returns whether both have the same text of the policy itself, whatever its files have. A text that is
+    /// not kept is the same as no other.
+    pub(crate) fn have_main_text_of(&self, other: &Self) -> bool {
+        self.text.is_some() && self.text == other.text
     }
 
     /// The inputs without their texts.
@@ -173,7 +180,10 @@ mod tests {
         let other_set = InputFile { sha256: "s".to_owned(), text: Some("192.0.2.1".to_owned()) };
         let with_set = BTreeMap::from([("set".to_owned(), other_set)]);
         assert!(one.have_texts_of(&weighted));
-        assert!(!one.have_texts_of(&Inputs { files: with_set, ..weighted.clone() }));
+        let with_set = Inputs { files: with_set, ..weighted.clone() };
+        assert!(!one.have_texts_of(&with_set));
+        assert!(one.have_main_text_of(&with_set));
+        assert!(!one.without_texts().have_main_text_of(&one.without_texts()));
         assert!(!one.without_texts().have_texts_of(&weighted.without_texts()), "the texts are not known");
         assert!(one.without_texts().have_texts_of(&one));
     }

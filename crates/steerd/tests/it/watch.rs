@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::process::Command;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -30,7 +31,7 @@ fn policy(place: &Place) -> Value {
     place.json(&["status"])["policy"].clone()
 }
 
-/// Who put the policies of the history in force, the last one first.
+/// The causes of the policies of the history, the last one first.
 fn causes(place: &Place) -> Vec<String> {
     let history = place.json(&["history"]);
     let policies = history["policies"].as_array().expect("a list");
@@ -73,14 +74,30 @@ fn a_rollback_stays_until_the_content_changes() {
 }
 
 #[test]
+fn a_rolled_back_policy_stays_away_when_its_set_changes() {
+    let place = Place::new(RULES);
+    place.write("scans.txt", "198.51.100.0/24\n");
+    let mut daemon = watching(&place);
+    let first = policy(&place)["sha256"].clone();
+    let scans = SCANS.replace("198.51.100.0/24", "scans");
+    replace(&place, &format!("{RULES}{scans}[sets]\nscans = {{ file = \"scans.txt\" }}\n"));
+    daemon.until("the second policy is in force", |_| causes(&place) == ["watch", "start"]);
+    place.ok(&["rollback"]);
+    place.write("scans.txt", "203.0.113.0/24\n");
+    daemon.wait_for("the policy is the one that a rollback has replaced: the one in force stays", 1);
+    assert_eq!(policy(&place)["sha256"], first);
+}
+
+#[test]
 fn a_refused_policy_is_reported_once() {
     let place = Place::new(RULES);
     let mut daemon = watching(&place);
     let before = policy(&place)["sha256"].clone();
     replace(&place, "version = 1\n[[rules]]\n");
     daemon.wait_for("is refused, the previous policy stays in force", 1);
-    // Whatever touches the file, its content is known.
+    // Whatever touches the file, its content is known. A broken policy is read 2 s after its last change.
     replace(&place, "version = 1\n[[rules]]\n");
+    std::thread::sleep(Duration::from_secs(4));
     assert_eq!(policy(&place)["sha256"], before);
     assert_eq!(daemon.metric("steerd_last_reload_successful", &[]), 0.0);
     replace(&place, RULES);

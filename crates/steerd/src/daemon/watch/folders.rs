@@ -51,7 +51,7 @@ pub(super) struct Folders {
     written: BTreeSet<(i32, OsString)>,
 }
 
-/// What was reported.
+/// The result of taking all reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reports {
     pub(super) has_changes: bool,
@@ -68,7 +68,7 @@ impl Folders {
         Self { inotify, wanted: BTreeMap::new(), watched: HashMap::new(), written: BTreeSet::new() }
     }
 
-    /// Without reports, as in a process that has reached a limit.
+    /// Makes a watch without reports, as in a process that has reached a limit.
     #[cfg(test)]
     pub(super) fn refused() -> Self {
         Self::with(Err(Errno::MFILE))
@@ -111,14 +111,14 @@ impl Folders {
         fault
     }
 
-    /// Whether the watched folders are still those that lead to these files.
+    /// Returns whether the watched folders are still those that lead to these files.
     pub(super) fn are_current(&self, files: &[PathBuf]) -> bool {
         self.wanted == names_on_the_way(files)
     }
 
-    /// Whether somebody has a file open that he has written to.
-    pub(super) fn are_written(&self) -> bool {
-        !self.written.is_empty()
+    /// The name of a file that somebody has open and has written to.
+    pub(super) fn written(&self) -> Option<&OsStr> {
+        self.written.first().map(|(_, name)| name.as_os_str())
     }
 
     /// Waits for a report. Returns `false` if the writer of `stop` is closed.
@@ -256,7 +256,7 @@ fn names_on_the_way(files: &[PathBuf]) -> BTreeMap<PathBuf, Names> {
     found
 }
 
-/// What shows without reading them whether files have changed: inode, length, and times.
+/// The metadata that shows whether files have changed, without reading them: inode, length, and times.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fingerprint(Vec<Option<FileStamp>>);
 

@@ -1,4 +1,4 @@
-//! When a change of files is over: they are quiet, nobody has one open that he has written to, and the policy
+//! The end of a change of files: they are quiet, nobody has one open that he has written to, and the policy
 //! can be used.
 
 use std::time::{Duration, Instant};
@@ -9,6 +9,8 @@ use crate::policy_file::ExaminedPolicy;
 /// A change that is not read yet.
 #[derive(Clone, Debug)]
 pub(super) struct Pending {
+    /// The time of the first change. It stays while `first` moves on.
+    begun: Instant,
     first: Instant,
     last: Instant,
     /// Whether somebody has a file open that he has written to.
@@ -16,11 +18,13 @@ pub(super) struct Pending {
     /// The hash of a reading that has to be made again, after the time for a policy that cannot be used, or
     /// because nothing shows whether the files are quiet.
     read: Option<String>,
-    /// How long after the last change it is read again.
+    /// The time after the last change after which it is read again.
     again: Option<Duration>,
+    /// Whether a warning has named the file that somebody keeps open.
+    is_warned_of: bool,
 }
 
-/// What becomes of a reading.
+/// The decision on a reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// The files are read again later.
@@ -33,7 +37,15 @@ pub(super) enum Step {
 
 impl Pending {
     pub(super) fn new(now: Instant) -> Self {
-        Self { first: now, last: now, is_written: false, read: None, again: None }
+        Self {
+            begun: now,
+            first: now,
+            last: now,
+            is_written: false,
+            read: None,
+            again: None,
+            is_warned_of: false,
+        }
     }
 
     /// Notes a change.
@@ -46,7 +58,7 @@ impl Pending {
         self.again = None;
     }
 
-    /// When the files are to be read.
+    /// The time at which the files are to be read.
     pub(super) fn due(&self, patience: &Patience) -> Instant {
         if self.is_written {
             return self.last + patience.open;
@@ -54,6 +66,13 @@ impl Pending {
         let quiet = self.last + self.again.unwrap_or(patience.settle);
         // Without a pause between changes they are never quiet.
         quiet.min((self.first + patience.longest).max(self.last))
+    }
+
+    /// Returns `true` once, if a file that is written to has delayed the reading for longer than changes
+    /// without a pause may.
+    pub(super) fn begins_to_warn(&mut self, now: Instant, patience: &Patience) -> bool {
+        let is_late = self.is_written && self.begun + patience.longest <= now;
+        is_late && !std::mem::replace(&mut self.is_warned_of, true)
     }
 
     /// Decides on a reading that was due. `has_changed`: it is another policy than the one passed on before.
@@ -131,6 +150,22 @@ mod tests {
         pending.note(at(begun, 61_000));
         pending.is_written = false;
         assert_eq!(pending.due(&patience), at(begun, 61_500));
+    }
+
+    #[test]
+    fn a_file_that_stays_open_is_warned_of_once() {
+        let (begun, patience) = (Instant::now(), Patience::default());
+        let mut pending = Pending { is_written: true, ..Pending::new(begun) };
+        let mut warnings = Vec::new();
+        for second in 0..30 {
+            pending.note(at(begun, second * 1000));
+            if pending.begins_to_warn(at(begun, second * 1000), &patience) {
+                warnings.push(second);
+            }
+        }
+        assert_eq!(warnings, [10]);
+        let mut closed = Pending::new(begun);
+        assert!(!closed.begins_to_warn(at(begun, 60_000), &patience), "no file is open");
     }
 
     #[test]
