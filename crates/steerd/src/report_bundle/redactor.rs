@@ -94,31 +94,73 @@ impl Redactor {
             Value::String(text) => Value::String(self.text(&text)),
             Value::Array(values) => Value::Array(values.into_iter().map(|value| self.json(value)).collect()),
             Value::Object(entries) => {
-                let entry = |(key, value): (String, Value)| match is_secret(&key) {
+                let is_kept = |(key, _): &(String, Value)| self.map.is_none() || !is_description(key);
+                let entry = |(key, value): (String, Value)| match is_secret(&key) && !has_objects(&value) {
                     true => (key, Value::String(REMOVED.to_owned())),
                     false => (self.text(&key), self.json(value)),
                 };
-                Value::Object(entries.into_iter().map(entry).collect())
+                Value::Object(entries.into_iter().filter(is_kept).map(entry).collect())
             }
             number => number,
         }
     }
 
-    /// Redacts the strings and the keys of a TOML value.
-    pub(super) fn toml(&self, value: toml::Value) -> toml::Value {
+    /// Redacts the strings and the keys of settings.
+    pub(super) fn settings(&self, value: toml::Value) -> toml::Value {
+        self.toml(value, true)
+    }
+
+    /// Redacts the strings and the keys of a policy, and removes its descriptions. A policy has no key for a
+    /// secret: a key such as `token` is a name of its author.
+    pub(super) fn policy(&self, value: toml::Value) -> toml::Value {
+        self.toml(value, false)
+    }
+
+    fn toml(&self, value: toml::Value, has_secrets: bool) -> toml::Value {
         use toml::Value;
+        let redacted = |value: Value| self.toml(value, has_secrets);
         match value {
             Value::String(text) => Value::String(self.text(&text)),
-            Value::Array(values) => Value::Array(values.into_iter().map(|value| self.toml(value)).collect()),
+            Value::Array(values) => Value::Array(values.into_iter().map(redacted).collect()),
             Value::Table(entries) => {
-                let entry = |(key, value): (String, Value)| match is_secret(&key) {
+                let is_kept =
+                    |(key, value): &(String, Value)| has_secrets || !is_description(key) || !value.is_str();
+                let entry = |(key, value): (String, Value)| match has_secrets
+                    && is_secret(&key)
+                    && !has_tables(&value)
+                {
                     true => (key, Value::String(REMOVED.to_owned())),
-                    false => (self.text(&key), self.toml(value)),
+                    false => (self.text(&key), redacted(value)),
                 };
-                Value::Table(entries.into_iter().map(entry).collect())
+                Value::Table(entries.into_iter().filter(is_kept).map(entry).collect())
             }
             other => other,
         }
+    }
+}
+
+/// Returns whether the value of a key is a free text about rules or groups.
+fn is_description(key: &str) -> bool {
+    matches!(key, "description" | "descriptions")
+}
+
+/// Returns whether a value has further keys, and so is no secret.
+fn has_objects(value: &serde_json::Value) -> bool {
+    use serde_json::Value;
+    match value {
+        Value::Object(_) => true,
+        Value::Array(values) => values.iter().any(has_objects),
+        _ => false,
+    }
+}
+
+/// Returns whether a value has further keys, and so is no secret.
+fn has_tables(value: &toml::Value) -> bool {
+    use toml::Value;
+    match value {
+        Value::Table(_) => true,
+        Value::Array(values) => values.iter().any(has_tables),
+        _ => false,
     }
 }
 

@@ -296,6 +296,20 @@ fn a_word_of_many_parts_takes_no_deep_recursion() {
 }
 
 #[test]
+fn names_in_a_policy_are_no_secrets_and_descriptions_are_left_out() {
+    let text = "version = 1\n[groups.token]\nworkers = [0]\n[sets]\npassword = [\"192.0.2.0/24\"]\n[[rules]]\n\
+                name = \"r\"\ndescription = \"of a customer\"\nmatch = { src = \"password\" }\naction = \"drop\"\n";
+    let redactor = Redactor::new(AddressMap::with_key(9));
+    let inputs = Inputs { text: Some(text.to_owned()), ..Inputs::default() };
+    let redacted = policy_text::of_inputs(&inputs, &redactor).expect("texts").remove(0).text;
+    assert!(redacted.contains("[groups.token]") && redacted.contains("/24"), "{redacted}");
+    assert!(!redacted.contains("customer") && !redacted.contains("removed"), "{redacted}");
+    let value = serde_json::json!({ "token": { "packets": 1 }, "api_token": "x", "descriptions": ["a"] });
+    let expected = serde_json::json!({ "token": { "packets": 1 }, "api_token": "removed" });
+    assert_eq!(redactor.json(value), expected);
+}
+
+#[test]
 fn facts_that_are_no_addresses_stay() {
     let redactor = Redactor::new(AddressMap::with_key(9));
     for text in [
