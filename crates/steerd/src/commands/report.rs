@@ -39,7 +39,11 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Error> {
             lines.join("\n") + "\n"
         })
     };
-    let client = client::connect(api).map_err(|error| error.to_string());
+    let client = match &loaded {
+        Ok(_) => client::connect(api),
+        Err(_) => client::connect_without_settings(api),
+    };
+    let client = client.map_err(|error| error.to_string());
     let ask = |path: &str| {
         let client = client.as_ref().map_err(Clone::clone)?;
         client.get::<Value>(path).map_err(|error| error.to_string())
