@@ -158,6 +158,14 @@ impl CheckNotes {
         self.unread.push(UnreadItem { id: self.id, item: question.into(), why, remedy });
     }
 
+    /// Returns whether it is known if a daemon runs; notes the reason if it is not. What a running daemon
+    /// holds cannot be told from what other programs hold then.
+    fn knows_daemon(&mut self, setup: &ExaminedSetup) -> bool {
+        let Some(unread) = &setup.daemon_error else { return true };
+        self.take::<()>(Err(unread.clone()));
+        false
+    }
+
     /// Notes why the check does not apply.
     fn skip(&mut self, why: impl Into<String>) {
         self.inapplicable = Some(why.into());

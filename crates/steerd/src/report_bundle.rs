@@ -168,7 +168,7 @@ fn manifest(parts: &[BundlePart], is_redacted: bool) -> String {
         true => {
             "IP and MAC addresses, GUIDs and names of hosts are replaced, each by the same other one in all files.\n\
              Prefix lengths, ports, names of rules, groups, sinks, sets and interfaces, and paths are kept.\n\
-             Comments and secrets are removed.\n\n"
+             Comments, descriptions and secrets are removed.\n\n"
         }
         false => {
             "NOT redacted: this has the addresses and names of the network. Only secrets are removed.\n\n"

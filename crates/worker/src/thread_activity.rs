@@ -34,11 +34,13 @@ impl WorkerThread {
 
     /// To be called on the thread when it ends. Its times stay known.
     pub(crate) fn end(&self) {
-        if let Some(activity) = self.activity() {
+        let activity = self.activity();
+        // Before the last activity is there: who sees it must not see a later one by the number.
+        self.id.store(0, Ordering::Release);
+        if let Some(activity) = activity {
             // The thread ends once.
             let _ = self.last.set(ThreadActivity { is_runnable: false, ..activity });
         }
-        self.id.store(0, Ordering::Release);
     }
 
     /// `None` before [`WorkerThread::begin`], or where the kernel or /proc does not show it.

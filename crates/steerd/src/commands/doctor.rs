@@ -1,11 +1,15 @@
 //! `steerd doctor`: what to change on this host, in order of importance.
 
+use std::io::ErrorKind;
+
+use steerd_client::api::ApiError;
+
 use crate::api::model::Status;
 use crate::cli::{ApiArgs, DoctorArgs};
 use crate::commands::{Error, client};
 use crate::doctor::{
     self, ExaminedSetup, FindingLevel, HostExamination, HostFinding, HostView, KernelAnswers, SystemFiles,
-    UnreadItem,
+    UnreadFile, UnreadItem,
 };
 use crate::settings::{self, Request, Settings};
 use crate::terminal::numbers::{counted, number};
@@ -35,9 +39,33 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Error> {
 /// Examines this host for the settings, and for the daemon that answers at their socket.
 pub(crate) fn examine(settings: &Settings, api: &ApiArgs) -> HostExamination {
     let files = SystemFiles::of_host();
-    let status = client::connect(api).ok().and_then(|client| client.get::<Status>("/v1/status").ok());
-    let setup = ExaminedSetup::of(settings, &files, status.map(|status| status.pid));
+    let setup = ExaminedSetup::of(settings, &files, daemon(api));
     doctor::examine(&HostView { files: &files, answers: &KernelAnswers, setup: &setup })
+}
+
+/// The process of the daemon that answers at the socket; `None`: no daemon has the socket.
+fn daemon(api: &ApiArgs) -> Result<Option<u32>, UnreadFile> {
+    let answer = client::connect(api).and_then(|client| Ok(client.get::<Status>("/v1/status")?));
+    match answer {
+        Ok(status) => Ok(Some(status.pid)),
+        Err(error) => of_failure(&error).map_or(Ok(None), Err),
+    }
+}
+
+/// The reason why it is not known whether a daemon runs; `None`: no daemon has the socket.
+fn of_failure(error: &Error) -> Option<UnreadFile> {
+    let remedy = match error {
+        Error::Api(ApiError::Unreachable { source, .. }) => match source.kind() {
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => return None,
+            ErrorKind::PermissionDenied => "run `steerd doctor` as root or as a member of the socket's group",
+            _ => "see the error; `systemctl status steerd` shows whether a daemon runs",
+        },
+        Error::Api(ApiError::NotUnderstood { .. }) => "run `steerd doctor` of the daemon's version",
+        _ => "see the error; `systemctl status steerd` shows whether a daemon runs",
+    };
+    let why = error.to_string();
+    let why = why.split_once(" (hint: ").map_or(why.as_str(), |(why, _)| why).to_owned();
+    Some(UnreadFile { path: "status of the daemon".to_owned(), why, remedy: remedy.to_owned() })
 }
 
 /// The examination for people. Files of the host and names of its devices are shown without what a terminal
@@ -97,6 +125,19 @@ fn of_unread(item: &UnreadItem, layout: Layout) -> String {
 mod tests {
     use super::*;
     use crate::doctor::{HostFact, InapplicableCheck};
+
+    #[test]
+    fn only_an_absent_daemon_is_no_daemon() {
+        let failure = |kind: ErrorKind| {
+            of_failure(&Error::Api(ApiError::Unreachable { path: "/run/api".into(), source: kind.into() }))
+        };
+        assert_eq!(failure(ErrorKind::NotFound), None);
+        assert_eq!(failure(ErrorKind::ConnectionRefused), None);
+        let denied = failure(ErrorKind::PermissionDenied).expect("not known");
+        assert!(denied.remedy.contains("root") && !denied.why.contains("hint"), "{denied:?}");
+        let silent = Error::Api(ApiError::Silent { path: "/run/api".into(), why: "late".to_owned() });
+        assert!(of_failure(&silent).is_some());
+    }
 
     #[test]
     fn findings_have_their_command_on_a_line() {

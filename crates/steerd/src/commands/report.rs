@@ -39,7 +39,11 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Error> {
             lines.join("\n") + "\n"
         })
     };
-    let client = client::connect(api).map_err(|error| error.to_string());
+    let client = match &loaded {
+        Ok(_) => client::connect(api),
+        Err(_) => client::connect_without_settings(api),
+    };
+    let client = client.map_err(|error| error.to_string());
     let ask = |path: &str| {
         let client = client.as_ref().map_err(Clone::clone)?;
         client.get::<Value>(path).map_err(|error| error.to_string())
@@ -77,7 +81,8 @@ fn default_name() -> PathBuf {
     format!("steerd-report-{}.tar.gz", number(since.as_secs())).into()
 }
 
-/// The metrics of the daemon: at the address in its status, else at that of the settings.
+/// The metrics of the daemon: at the address in its status, else at that of the settings. There another
+/// program may listen, so the token is not sent.
 fn metrics(loaded: Option<&Loaded>, status: Option<Value>, token: &str) -> Result<String, String> {
     let status: Option<Status> = status.and_then(|status| serde_json::from_value(status).ok());
     let of_daemon = status.and_then(|status| status.http?.parse().ok());
@@ -85,14 +90,21 @@ fn metrics(loaded: Option<&Loaded>, status: Option<Value>, token: &str) -> Resul
         Listen::On(address) if address.port() != 0 => Some(address),
         Listen::On(_) | Listen::Off => None,
     });
-    let address = of_daemon.or(of_settings).ok_or("no daemon names the address of its pages")?;
+    let (address, token) = match (of_daemon, of_settings) {
+        (Some(address), _) => (address, token),
+        (None, Some(address)) => (address, ""),
+        (None, None) => return Err("no daemon names the address of its pages".to_owned()),
+    };
     let address = healthcheck::reachable(address);
     let answer = healthcheck::ask(address, "/metrics", token, METRICS_BYTES_MAX)
         .map_err(|error| format!("{address} does not answer: {}", chain(&error)))?;
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
     match head.split_whitespace().nth(1) {
         Some("200") => Ok(body.to_owned()),
-        status => Err(format!("{address} answers {}: {}", status.unwrap_or("nothing"), body.trim())),
+        status => {
+            let [status, body] = [status.unwrap_or("nothing"), body].map(healthcheck::shortened);
+            Err(format!("{address} answers {status}: {body}"))
+        }
     }
 }
 

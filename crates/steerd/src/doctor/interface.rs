@@ -70,7 +70,11 @@ pub(super) fn xdp_program(view: &HostView<'_>, notes: &mut CheckNotes) {
     if view.setup.daemon.is_some() {
         return notes.skip("the running daemon has its program there");
     }
-    for ExaminedInterface { name, .. } in used(view, notes, &[InterfaceUse::Xdp]) {
+    let interfaces = used(view, notes, &[InterfaceUse::Xdp]);
+    if interfaces.is_empty() || !notes.knows_daemon(view.setup) {
+        return;
+    }
+    for ExaminedInterface { name, .. } in interfaces {
         let index = |text: &str| text.parse::<u32>().ok();
         let index = notes.take(view.files.parsed(&format!("{}/ifindex", folder(name)), "a number", index));
         let Some(index) = index else { continue };
@@ -79,7 +83,9 @@ pub(super) fn xdp_program(view: &HostView<'_>, notes: &mut CheckNotes) {
                 FindingLevel::Must,
                 format!("{name} has the XDP program {program} of another program"),
                 "an interface has one XDP program, and steerd does not replace it",
-                format!("bpftool prog show id {program}, then ip link set dev {name} xdp off"),
+                format!(
+                    "bpftool prog show id {program}, end its owner, and if it stays: ip link set dev {name} xdp off"
+                ),
             ),
             Ok(None) => {}
             Err(error) => notes.unanswered(format!("rtnetlink: XDP program of {name}"), &error),
@@ -166,7 +172,11 @@ pub(super) fn filters(view: &HostView<'_>, notes: &mut CheckNotes) {
     if view.setup.daemon.is_some() {
         return notes.skip("filters of the running daemon are not told apart from others");
     }
-    for ExaminedInterface { name, .. } in used(view, notes, &ANY_USE) {
+    let interfaces = used(view, notes, &ANY_USE);
+    if interfaces.is_empty() || !notes.knows_daemon(view.setup) {
+        return;
+    }
+    for ExaminedInterface { name, .. } in interfaces {
         match view.answers.filters(name) {
             Ok(0) => {}
             Ok(count) => notes.find(

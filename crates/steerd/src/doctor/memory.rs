@@ -17,6 +17,9 @@ pub(super) fn locked(view: &HostView<'_>, notes: &mut CheckNotes) {
     if !setup.pins_memory() {
         return notes.skip("neither an RDMA device nor AF_XDP pins memory");
     }
+    if !notes.knows_daemon(setup) {
+        return;
+    }
     let Some(effective) = effective(view, notes) else { return };
     if effective >> CAP_IPC_LOCK & 1 == 1 {
         return;
@@ -56,6 +59,9 @@ pub(super) fn hugepages(view: &HostView<'_>, notes: &mut CheckNotes) {
     let Some(kind) = setup.pages.first().copied().filter(is_huge) else {
         return notes.skip("workers.pages begins with no reserved pages");
     };
+    if !notes.knows_daemon(setup) {
+        return;
+    }
     let is_only = setup.pages.iter().all(is_huge);
     let size = kind.page_bytes();
     let mut wanted: BTreeMap<Option<u32>, u64> = BTreeMap::new();

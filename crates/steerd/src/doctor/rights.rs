@@ -40,6 +40,9 @@ pub(super) fn capabilities(view: &HostView<'_>, notes: &mut CheckNotes) {
     if needed.is_empty() {
         return notes.skip("no port needs a capability");
     }
+    if !notes.knows_daemon(setup) {
+        return;
+    }
     let Some(effective) = effective(view, notes) else { return };
     let missing: Vec<&str> =
         needed.iter().filter(|(bit, _)| effective >> bit & 1 == 0).map(|(_, name)| *name).collect();

@@ -8,7 +8,7 @@ use verbs::{DevicePort, PortNumber};
 use wire::WireConfig;
 use worker::WorkerConfig;
 
-use super::SystemFiles;
+use super::{SystemFiles, UnreadFile};
 use crate::daemon::cores::{self, HostCores};
 use crate::daemon::{device, worker_config};
 use crate::settings::{AUTO_DEVICE, IdleMode, Settings};
@@ -38,6 +38,8 @@ pub(crate) struct ExaminedSetup {
     pub(crate) model: String,
     /// The process of the daemon that runs with these settings.
     pub(crate) daemon: Option<u32>,
+    /// The reason why it is not known whether a daemon runs; `None`: it is known.
+    pub(crate) daemon_error: Option<UnreadFile>,
 }
 
 /// The workers' device.
@@ -81,8 +83,17 @@ pub(crate) struct WorkerMemory {
 }
 
 impl ExaminedSetup {
-    /// The setup of these settings on a host. `daemon`: the process that runs with them.
-    pub(crate) fn of(settings: &Settings, files: &SystemFiles, daemon: Option<u32>) -> Self {
+    /// The setup of these settings on a host. `daemon`: the process that runs with them, if there is one, or
+    /// why that is not known.
+    pub(crate) fn of(
+        settings: &Settings,
+        files: &SystemFiles,
+        daemon: Result<Option<u32>, UnreadFile>,
+    ) -> Self {
+        let (daemon, daemon_error) = match daemon {
+            Ok(daemon) => (daemon, None),
+            Err(unread) => (None, Some(unread)),
+        };
         let (workers, core_error) = match cores::of_workers(settings, &HostCores::of(settings)) {
             Ok(workers) => (workers, None),
             Err(error) => (Vec::new(), Some(error)),
@@ -104,6 +115,7 @@ impl ExaminedSetup {
             length_error: lengths.err().map(|error| error.to_string()),
             model: settings.device.model.clone(),
             daemon,
+            daemon_error,
         }
     }
 

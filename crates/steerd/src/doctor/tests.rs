@@ -413,6 +413,24 @@ fn the_running_daemon_is_examined_with_what_it_holds() {
 }
 
 #[test]
+fn nothing_is_found_of_what_an_unknown_daemon_may_hold() {
+    let mut host = MadeHost::soft(InterfaceUse::Xdp);
+    host.setup.daemon_error = Some(UnreadFile {
+        path: "status of the daemon".to_owned(),
+        why: "Permission denied".to_owned(),
+        remedy: "run `steerd doctor` as root".to_owned(),
+    });
+    host.answers.xdp_program = Some(17);
+    host.answers.filters = 4;
+    host.write(&format!("{POOL}/free_hugepages"), "0");
+    let examined = host.examine();
+    let unread = examined.unread.iter().filter(|item| item.item == "status of the daemon");
+    let ids: Vec<_> = unread.map(|item| item.id).collect();
+    assert_eq!(ids, ["capabilities", "xdp", "memlock", "hugepages", "filters"]);
+    assert!(examined.findings.iter().all(|finding| !ids.contains(&finding.id)), "{:?}", examined.findings);
+}
+
+#[test]
 fn important_findings_come_first() {
     let host = MadeHost::rdma();
     host.write("proc/swaps", "Filename\n/dev/sda2 partition");

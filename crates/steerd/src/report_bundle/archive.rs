@@ -29,15 +29,20 @@ pub(crate) fn write(bundle: &ReportBundle, path: &Path, force: bool) -> Result<(
     }
     let packed = packed(bundle).map_err(failed)?;
     let unfinished = beside(path)?;
-    let written = write_new(&unfinished, &packed).and_then(|()| take_place(&unfinished, path, force));
-    written.map_err(|source| {
-        // There may be none.
-        let _ = fs::remove_file(&unfinished);
-        match source.kind() {
+    // A file of this name is not that of this process.
+    let file = create_new(&unfinished).map_err(failed)?;
+    let named = match written(file, &packed) {
+        Ok(()) => take_place(&unfinished, path, force).map_err(|source| match source.kind() {
             io::ErrorKind::AlreadyExists if !force => BundleError::Exists(path.to_owned()),
             _ => failed(source),
-        }
-    })
+        }),
+        Err(source) => Err(failed(source)),
+    };
+    if named.is_err() {
+        // The file has its name already if only the second name of a link could not be removed.
+        let _ = fs::remove_file(&unfinished);
+    }
+    named
 }
 
 /// A name in the same folder, so that the file can be renamed.
@@ -46,8 +51,11 @@ fn beside(path: &Path) -> Result<PathBuf, BundleError> {
     Ok(path.with_file_name(format!(".{}.{}", name.to_string_lossy(), std::process::id())))
 }
 
-fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file: File = OpenOptions::new().write(true).create_new(true).mode(MODE).open(path)?;
+fn create_new(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).mode(MODE).open(path)
+}
+
+fn written(mut file: File, bytes: &[u8]) -> io::Result<()> {
     file.write_all(bytes)?;
     file.sync_all()
 }

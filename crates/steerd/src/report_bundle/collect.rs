@@ -218,8 +218,9 @@ fn main_text(source: &PolicySource) -> RawPart {
 fn environment(variables: impl Iterator<Item = (std::ffi::OsString, std::ffi::OsString)>) -> String {
     let mut lines: Vec<String> = variables
         .filter_map(|(name, value)| {
-            let name = name.into_string().ok().filter(|name| name.starts_with("STEERD_"))?;
-            let is_part = name.starts_with("STEERD_POLICY__VARIABLES");
+            let name =
+                name.into_string().ok().filter(|name| name.to_ascii_uppercase().starts_with("STEERD_"))?;
+            let is_part = name.to_ascii_uppercase().starts_with("STEERD_POLICY__VARIABLES");
             let value = if is_part { REMOVED.to_owned() } else { value.to_string_lossy().into_owned() };
             Some(format!("{name}={value}\n"))
         })
@@ -232,12 +233,15 @@ fn environment(variables: impl Iterator<Item = (std::ffi::OsString, std::ffi::Os
 fn of_daemon(sources: &BundleSources<'_>, token: &str, parts: &mut Vec<(String, RawPart)>) {
     for (name, path) in ANSWERS {
         let answer = (sources.api)(path).map_or_else(RawPart::Absent, RawPart::Json);
-        let is_unreachable = matches!(&answer, RawPart::Absent(_)) && name == ANSWERS[0].0;
+        let failure = match &answer {
+            RawPart::Absent(why) if name == ANSWERS[0].0 => Some(why.clone()),
+            _ => None,
+        };
         parts.push((name.to_owned(), answer));
-        if is_unreachable {
-            let why = "no daemon answers at the socket of the settings";
+        if let Some(why) = failure {
+            // The others would fail in the same way, each after its time.
             let others = ANSWERS.iter().skip(1).map(|(name, _)| *name);
-            parts.extend(others.map(|name| (name.to_owned(), RawPart::Absent(why.to_owned()))));
+            parts.extend(others.map(|name| (name.to_owned(), RawPart::Absent(why.clone()))));
             break;
         }
     }
@@ -384,11 +388,13 @@ mod tests {
         let all = [
             variable("STEERD_WORKERS__CORES", "[2, 3]"),
             variable("STEERD_POLICY__VARIABLES__SITE", "10.77"),
+            variable("STEERD_policy__variables__net", "10.78"),
             variable("HOME", "/root"),
         ];
         assert_eq!(
             environment(all.into_iter()),
-            "STEERD_POLICY__VARIABLES__SITE=removed\nSTEERD_WORKERS__CORES=[2, 3]\n"
+            "STEERD_POLICY__VARIABLES__SITE=removed\nSTEERD_WORKERS__CORES=[2, 3]\n\
+             STEERD_policy__variables__net=removed\n"
         );
     }
 

@@ -81,7 +81,7 @@ fn policy(
     table.remove("variables");
     let frames = remove_frames(&mut table);
     let substituted = substituted(Value::Table(table), variables);
-    let mut value = redactor.toml(substituted);
+    let mut value = redactor.policy(substituted);
     move_files_inside(&mut value);
     let left_out = (frames > 0).then(|| format!("{frames} tests with frames in hexadecimal"));
     RedactedFile { name, text: written(&value), left_out }
@@ -191,7 +191,7 @@ pub(super) fn settings(text: &str, redactor: &Redactor) -> Result<String, String
     for (_, value) in variables.and_then(Value::as_table_mut).into_iter().flatten() {
         *value = Value::String(REMOVED.to_owned());
     }
-    Ok(written(&redactor.toml(value)))
+    Ok(written(&redactor.settings(value)))
 }
 
 fn written(value: &Value) -> String {

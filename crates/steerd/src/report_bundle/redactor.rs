@@ -17,6 +17,8 @@ const MAC_DIGITS: usize = 12;
 const GUID_DIGITS: usize = 16;
 /// The characters of a MAC address with separators.
 const MAC_CHARS: usize = 17;
+/// The most characters of a word that is one address or one identifier.
+const WHOLE_CHARS_MAX: usize = 200;
 /// The shortest secret or name that is looked for within texts: shorter ones are parts of other words.
 const WORD_BYTES_MIN: usize = 4;
 /// Parts of the names of keys whose values are secrets.
@@ -92,31 +94,73 @@ impl Redactor {
             Value::String(text) => Value::String(self.text(&text)),
             Value::Array(values) => Value::Array(values.into_iter().map(|value| self.json(value)).collect()),
             Value::Object(entries) => {
-                let entry = |(key, value): (String, Value)| match is_secret(&key) {
+                let is_kept = |(key, _): &(String, Value)| self.map.is_none() || !is_description(key);
+                let entry = |(key, value): (String, Value)| match is_secret(&key) && !has_objects(&value) {
                     true => (key, Value::String(REMOVED.to_owned())),
                     false => (self.text(&key), self.json(value)),
                 };
-                Value::Object(entries.into_iter().map(entry).collect())
+                Value::Object(entries.into_iter().filter(is_kept).map(entry).collect())
             }
             number => number,
         }
     }
 
-    /// Redacts the strings and the keys of a TOML value.
-    pub(super) fn toml(&self, value: toml::Value) -> toml::Value {
+    /// Redacts the strings and the keys of settings.
+    pub(super) fn settings(&self, value: toml::Value) -> toml::Value {
+        self.toml(value, true)
+    }
+
+    /// Redacts the strings and the keys of a policy, and removes its descriptions. A policy has no key for a
+    /// secret: a key such as `token` is a name of its author.
+    pub(super) fn policy(&self, value: toml::Value) -> toml::Value {
+        self.toml(value, false)
+    }
+
+    fn toml(&self, value: toml::Value, has_secrets: bool) -> toml::Value {
         use toml::Value;
+        let redacted = |value: Value| self.toml(value, has_secrets);
         match value {
             Value::String(text) => Value::String(self.text(&text)),
-            Value::Array(values) => Value::Array(values.into_iter().map(|value| self.toml(value)).collect()),
+            Value::Array(values) => Value::Array(values.into_iter().map(redacted).collect()),
             Value::Table(entries) => {
-                let entry = |(key, value): (String, Value)| match is_secret(&key) {
+                let is_kept =
+                    |(key, value): &(String, Value)| has_secrets || !is_description(key) || !value.is_str();
+                let entry = |(key, value): (String, Value)| match has_secrets
+                    && is_secret(&key)
+                    && !has_tables(&value)
+                {
                     true => (key, Value::String(REMOVED.to_owned())),
-                    false => (self.text(&key), self.toml(value)),
+                    false => (self.text(&key), redacted(value)),
                 };
-                Value::Table(entries.into_iter().map(entry).collect())
+                Value::Table(entries.into_iter().filter(is_kept).map(entry).collect())
             }
             other => other,
         }
+    }
+}
+
+/// Returns whether the value of a key is a free text about rules or groups.
+fn is_description(key: &str) -> bool {
+    matches!(key, "description" | "descriptions")
+}
+
+/// Returns whether a value has further keys, and so is no secret.
+fn has_objects(value: &serde_json::Value) -> bool {
+    use serde_json::Value;
+    match value {
+        Value::Object(_) => true,
+        Value::Array(values) => values.iter().any(has_objects),
+        _ => false,
+    }
+}
+
+/// Returns whether a value has further keys, and so is no secret.
+fn has_tables(value: &toml::Value) -> bool {
+    use toml::Value;
+    match value {
+        Value::Table(_) => true,
+        Value::Array(values) => values.iter().any(has_tables),
+        _ => false,
     }
 }
 
@@ -201,9 +245,26 @@ fn mask_behind(behind: &str) -> Option<&str> {
     let from = behind.strip_prefix('/')?;
     let end = from.find(|c| !is_word_char(c)).unwrap_or(from.len());
     let mask = from[..end].trim_end_matches(['.', '-', '_', ':']);
-    let is_mask =
-        mask.parse::<u8>().is_ok() || mask.parse::<IpAddr>().is_ok() || mask.parse::<MacAddr>().is_ok();
+    let is_mask = mask.parse::<u8>().is_ok()
+        || mask.parse::<IpAddr>().is_ok_and(is_ip_mask)
+        || mask.parse::<MacAddr>().is_ok_and(is_mac_mask);
     is_mask.then_some(mask)
+}
+
+/// Returns whether the bits that are set are the first ones: other values may be addresses.
+fn is_ip_mask(mask: IpAddr) -> bool {
+    match mask {
+        IpAddr::V4(mask) => u32::from(mask).leading_ones() + u32::from(mask).trailing_zeros() >= u32::BITS,
+        IpAddr::V6(mask) => u128::from(mask).leading_ones() + u128::from(mask).trailing_zeros() >= u128::BITS,
+    }
+}
+
+/// Returns whether the bits that are set are the first ones, or those of the kind of an address.
+fn is_mac_mask(mask: MacAddr) -> bool {
+    let [a, b, c, d, e, f] = mask.0;
+    let value = u64::from_be_bytes([a, b, c, d, e, f, 0, 0]);
+    let is_kind = (1..=3).contains(&a) && mask.0[1..] == [0; 5];
+    is_kind || value.leading_ones() + value.trailing_zeros() >= u64::BITS
 }
 
 fn is_address(word: &str) -> bool {
@@ -212,33 +273,56 @@ fn is_address(word: &str) -> bool {
 
 /// A word with its addresses replaced.
 fn of_word(map: &AddressMap, word: &str, mask: Option<&str>) -> String {
-    if let Some(address) = whole(map, word, mask) {
-        return address;
+    let (mut redacted, mut rest) = (String::with_capacity(word.len()), word);
+    // Each round returns, or goes on behind a separator or an address.
+    loop {
+        if let Some(address) = whole(map, rest, mask) {
+            return redacted + &address;
+        }
+        // Punctuation behind a word: `fe80::1:` is that, `fe80::` was whole.
+        let trimmed = rest.trim_end_matches(['.', '-', '_', ':']);
+        if trimmed.is_empty() {
+            return redacted + rest;
+        }
+        if trimmed.len() < rest.len() {
+            return redacted + &of_word(map, trimmed, None) + &rest[trimmed.len()..];
+        }
+        let trimmed = rest.trim_start_matches(['.', '-', '_']);
+        if trimmed.len() < rest.len() {
+            redacted += &rest[..rest.len() - trimmed.len()];
+            rest = trimmed;
+            continue;
+        }
+        if let Some((first, last)) = rest.split_once('-')
+            && let (Ok(first), Ok(last)) = (first.parse::<IpAddr>(), last.parse::<IpAddr>())
+        {
+            let (first, last) = map.range(first, last);
+            return redacted + &format!("{first}-{last}");
+        }
+        if let Some(mac) = mac_in_front(rest) {
+            redacted += &whole(map, mac, None).unwrap_or_default();
+            rest = &rest[mac.len()..];
+            continue;
+        }
+        let Some(at) = rest.find(['-', '_']) else { return redacted + &within(map, rest) };
+        redacted += &of_word(map, &rest[..at], None);
+        redacted += &rest[at..=at];
+        rest = &rest[at + 1..];
     }
-    // Punctuation behind a word: `fe80::1:` is that, `fe80::` was whole.
-    let trimmed = word.trim_end_matches(['.', '-', '_', ':']);
-    if trimmed.len() < word.len() && !trimmed.is_empty() {
-        return of_word(map, trimmed, None) + &word[trimmed.len()..];
-    }
-    let trimmed = word.trim_start_matches(['.', '-', '_']);
-    if trimmed.len() < word.len() && !trimmed.is_empty() {
-        return word[..word.len() - trimmed.len()].to_owned() + &of_word(map, trimmed, mask);
-    }
-    if let Some((first, last)) = word.split_once('-')
-        && let (Ok(first), Ok(last)) = (first.parse::<IpAddr>(), last.parse::<IpAddr>())
-    {
-        let (first, last) = map.range(first, last);
-        return format!("{first}-{last}");
-    }
-    if let Some(at) = word.find(['-', '_']) {
-        let (first, last) = word.split_at(at);
-        return of_word(map, first, None) + &last[..1] + &of_word(map, &last[1..], mask);
-    }
-    within(map, word)
+}
+
+/// A MAC address with separators in front of other text: `9c-63-c0-aa-01-02-front`.
+fn mac_in_front(word: &str) -> Option<&str> {
+    let (mac, behind) = (word.get(..MAC_CHARS)?, word.get(MAC_CHARS..)?);
+    let is_apart = !behind.starts_with(|c: char| c.is_ascii_hexdigit());
+    (is_apart && mac.parse::<MacAddr>().is_ok()).then_some(mac)
 }
 
 /// The replacement of a word that is one address.
 fn whole(map: &AddressMap, word: &str, mask: Option<&str>) -> Option<String> {
+    if word.len() > WHOLE_CHARS_MAX {
+        return None;
+    }
     if let Ok(address) = word.parse::<IpAddr>() {
         if is_netmask(address) {
             return Some(word.to_owned());
@@ -363,8 +447,17 @@ fn part(
         let run = &word[begin..end];
         let left = begin + (run.len() - run.trim_start_matches('.').len());
         let right = end - (run.len() - run.trim_end_matches(['.', ':']).len());
-        if left < right && is_address(&word[left..right]) {
-            return Some((left, right));
+        if left < right {
+            let run = &word[left..right];
+            // A colon may be behind a name, as in `dst:2001:db8::9`.
+            let is_behind_colon = run.starts_with(':') && !run.starts_with("::");
+            // Programs print a port as a fifth part, as in `10.1.2.3.443`.
+            let fourth = run.match_indices('.').nth(3).map_or(right, |(at, _)| left + at);
+            let parts = [(left, right), (left + usize::from(is_behind_colon), right), (left, fourth)];
+            let found = parts.into_iter().find(|(from, to)| from < to && is_address(&word[*from..*to]));
+            if found.is_some() {
+                return found;
+            }
         }
         start = end.max(begin + 1);
     }

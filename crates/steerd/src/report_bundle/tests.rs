@@ -271,6 +271,45 @@ fn an_address_has_one_name_in_all_files() {
 }
 
 #[test]
+fn addresses_in_unusual_forms_are_replaced() {
+    let redactor = Redactor::new(AddressMap::with_key(9));
+    for (text, address, before, behind) in [
+        ("10.1.2.3/10.4.5.6", "10.4.5.6", "", ""),
+        ("9c:63:c0:aa:01:02/9c:63:c0:aa:01:03", "9c:63:c0:aa:01:03", "", ""),
+        ("10.1.2.0/255.255.255.0", "10.1.2.0", "", "/255.255.255.0"),
+        ("cam-9c-63-c0-aa-01-02-front", "9c-63-c0-aa-01-02", "cam-", "-front"),
+        ("dst:2001:db8:77::9", "2001:db8", "dst:", ""),
+        ("10.1.2.3.443", "10.1.2.3", "", ".443"),
+    ] {
+        let new = redactor.text(text);
+        assert!(!new.contains(address), "{text}: {new}");
+        assert!(new.starts_with(before) && new.ends_with(behind), "{text}: {new}");
+    }
+    let mask = redactor.text("01:00:00:00:00:00/01:00:00:00:00:00");
+    assert!(mask.ends_with("/01:00:00:00:00:00"), "{mask}");
+}
+
+#[test]
+fn a_word_of_many_parts_takes_no_deep_recursion() {
+    let text = "x-".repeat(200_000);
+    assert_eq!(Redactor::new(AddressMap::with_key(9)).text(&text), text);
+}
+
+#[test]
+fn names_in_a_policy_are_no_secrets_and_descriptions_are_left_out() {
+    let text = "version = 1\n[groups.token]\nworkers = [0]\n[sets]\npassword = [\"192.0.2.0/24\"]\n[[rules]]\n\
+                name = \"r\"\ndescription = \"of a customer\"\nmatch = { src = \"password\" }\naction = \"drop\"\n";
+    let redactor = Redactor::new(AddressMap::with_key(9));
+    let inputs = Inputs { text: Some(text.to_owned()), ..Inputs::default() };
+    let redacted = policy_text::of_inputs(&inputs, &redactor).expect("texts").remove(0).text;
+    assert!(redacted.contains("[groups.token]") && redacted.contains("/24"), "{redacted}");
+    assert!(!redacted.contains("customer") && !redacted.contains("removed"), "{redacted}");
+    let value = serde_json::json!({ "token": { "packets": 1 }, "api_token": "x", "descriptions": ["a"] });
+    let expected = serde_json::json!({ "token": { "packets": 1 }, "api_token": "removed" });
+    assert_eq!(redactor.json(value), expected);
+}
+
+#[test]
 fn facts_that_are_no_addresses_stay() {
     let redactor = Redactor::new(AddressMap::with_key(9));
     for text in [
