@@ -27,6 +27,9 @@ pub struct ServerSettings {
     pub inlay_hints: Option<bool>,
 }
 
+/// The names of the settings, as clients write them.
+pub(crate) const SETTING_NAMES: [&str; 5] = ["model", "workers", "variables", "config", "inlayHints"];
+
 /// A policy to check: the text of the editor, not of the file.
 #[derive(Clone, Debug)]
 pub struct OpenPolicy {
@@ -179,6 +182,10 @@ mod tests {
         let read = |text| serde_json::from_str::<ServerSettings>(text).map_err(|error| error.to_string());
         let settings = read(r#"{ "model": "mlx5", "inlayHints": false }"#).expect("they are right");
         assert_eq!((settings.model.as_deref(), settings.inlay_hints), (Some("mlx5"), Some(false)));
+        for name in SETTING_NAMES {
+            let text = format!("{{ \"{name}\": null }}");
+            assert!(read(&text).map_or_else(|error| !error.contains("unknown field"), |_| true), "{name}");
+        }
         assert!(read(r#"{ "modell": "mlx5" }"#).is_err_and(|error| error.contains("unknown field `modell`")));
     }
 }

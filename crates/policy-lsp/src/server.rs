@@ -20,7 +20,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use crate::checker::{CheckedPolicy, FindingLevel, PolicyChecker, ServerSettings};
+use crate::checker::{CheckedPolicy, FindingLevel, PolicyChecker, SETTING_NAMES, ServerSettings};
 use crate::file_uri::path_of;
 use crate::position::CodeUnits;
 use crate::transport::{self, Incoming, TransportError};
@@ -321,10 +321,14 @@ impl<W: Write> Server<W> {
             self.settings_request = Some(self.ask("workspace/configuration", items)?);
             return Ok(());
         }
-        self.apply_settings(given)
+        match has_settings(&given) {
+            true => self.apply_settings(given),
+            false => Ok(()),
+        }
     }
 
     fn apply_settings(&mut self, given: Value) -> io::Result<()> {
+        let given = given.get(SECTION).cloned().unwrap_or(given);
         // Some clients send this at their start although they have no settings; those of `initialize` stay.
         let is_empty =
             given.as_object().is_some_and(Map::is_empty) || given.as_array().is_some_and(Vec::is_empty);
@@ -422,6 +426,13 @@ fn cancelled(waiting: &VecDeque<ReadResult>) -> BTreeSet<RequestId> {
         _ => None,
     };
     waiting.iter().filter_map(id).collect()
+}
+
+/// Returns whether settings that a client sends on its own concern this server: some clients send those of
+/// all servers.
+fn has_settings(given: &Value) -> bool {
+    let has = |name: &str| given.get(name).is_some();
+    !given.is_object() || has(SECTION) || SETTING_NAMES.into_iter().any(has)
 }
 
 /// The settings of a client: the section, or an object that has it.
@@ -549,6 +560,12 @@ mod tests {
         let waiting = VecDeque::from([cancel(json!(1)), cancel(json!("a")), cancel(json!(null)), Ok(None)]);
         let expected = BTreeSet::from([RequestId::from(1), RequestId::from("a".to_owned())]);
         assert_eq!(cancelled(&waiting), expected);
+    }
+
+    #[test]
+    fn settings_of_other_servers_are_ignored() {
+        assert!(has_settings(&json!({ "steerd": {} })) && has_settings(&json!({ "workers": 2 })));
+        assert!(!has_settings(&json!({ "rust-analyzer": {} })) && !has_settings(&json!({})));
     }
 
     #[test]
