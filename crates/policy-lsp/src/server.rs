@@ -367,18 +367,18 @@ impl<W: Write> Server<W> {
     }
 
     fn take_result(&mut self, result: WorkResult) -> io::Result<()> {
-        let (path, revision, policy, is_last) = match result {
+        let (path, revisions, policy, is_last) = match result {
             WorkResult::Settings(problem) => return self.show_error(problem),
-            WorkResult::Checked { path, revision, policy, is_last } => (path, revision, *policy, is_last),
+            WorkResult::Checked { path, revisions, policy, is_last } => (path, revisions, *policy, is_last),
         };
-        let is_current = self.workspace.revisions().get(&path).copied() == revision;
+        let is_current = self.workspace.revisions().get(&path) == revisions.get(&path);
         // The findings of a device come and go with each partial result that follows a whole one.
         let is_wanted = is_last || self.workspace.result(&path).is_none_or(has_errors);
         // A check of the newer text is ordered already.
         if !is_current || !is_wanted {
             return Ok(());
         }
-        self.workspace.keep(path, policy);
+        self.workspace.keep(path, policy, revisions);
         // A document that turns out to be a part of another policy is not checked by itself.
         if self.workspace.policies() != self.ordered {
             self.order(false);
@@ -390,17 +390,25 @@ impl<W: Write> Server<W> {
         Ok(())
     }
 
-    /// Sends the findings of all documents, and removes those of documents that have none any more.
+    /// Sends the findings of all documents, and removes those of documents that have none any more. Documents
+    /// that have changed since their check keep what the client has: their version is not that of the findings.
     fn publish(&mut self) -> io::Result<()> {
         let found = publish::by_file(&self.workspace).into_iter();
         let mut found: BTreeMap<PathBuf, Vec<_>> = found
             .map(|(path, placed)| (path, placed.into_iter().map(|one| one.diagnostic).collect()))
             .collect();
-        let files: BTreeSet<PathBuf> = found.keys().cloned().collect();
+        let mut files: BTreeSet<PathBuf> = found.keys().cloned().collect();
         let checked = self.workspace.results().map(|(path, _)| path.clone());
         let all: BTreeSet<PathBuf> = self.published.union(&files).cloned().chain(checked).collect();
         for path in all {
             let diagnostics = found.remove(&path).unwrap_or_default();
+            if self.workspace.is_outdated(&path) {
+                match self.published.contains(&path) {
+                    true => files.insert(path),
+                    false => files.remove(&path),
+                };
+                continue;
+            }
             let Some(uri) = self.workspace.uri(&path) else { continue };
             let version = self.workspace.buffer(&path).map(|buffer| buffer.version);
             self.notify(

@@ -37,7 +37,8 @@ pub(crate) struct Snapshot {
 pub(crate) enum WorkResult {
     Checked {
         path: PathBuf,
-        revision: Option<u64>,
+        /// The revisions of the documents that the result was made from.
+        revisions: BTreeMap<PathBuf, u64>,
         policy: Box<CheckedPolicy>,
         /// Whether nothing follows for this revision.
         is_last: bool,
@@ -125,14 +126,13 @@ impl<C: PolicyChecker> Worker<C> {
     fn check(&mut self, snapshot: &Snapshot) {
         self.checked.retain(|path, _| snapshot.policies.contains(path));
         for path in &snapshot.policies {
-            let revision = snapshot.revisions.get(path).copied();
             let is_known = self.checked.get(path).is_some_and(|state| state.is_of(path, &snapshot.revisions));
             let Some(text) = snapshot.texts.get(path).filter(|_| !is_known) else { continue };
             let policy = OpenPolicy { path: path.clone(), text: text.clone(), open: snapshot.texts.clone() };
             let Self { checker, orders, results, .. } = self;
             let send = |policy: CheckedPolicy, is_last| {
-                let policy = Box::new(policy);
-                let _ = results.send(WorkResult::Checked { path: path.clone(), revision, policy, is_last });
+                let (revisions, policy) = (snapshot.revisions.clone(), Box::new(policy));
+                let _ = results.send(WorkResult::Checked { path: path.clone(), revisions, policy, is_last });
             };
             let checked = checker.check(&policy, &|| orders.is_empty(), &mut |partial| send(partial, false));
             // The order that is waiting has the documents as they are now.
@@ -191,7 +191,7 @@ mod tests {
     /// The revision of the next result.
     fn next(thread: &CheckThread) -> Option<u64> {
         match thread.results.recv_timeout(Duration::from_secs(30)).expect("a result") {
-            WorkResult::Checked { revision, .. } => revision,
+            WorkResult::Checked { path, revisions, .. } => revisions.get(&path).copied(),
             WorkResult::Settings(problem) => panic!("{problem}"),
         }
     }

@@ -28,6 +28,8 @@ pub(crate) struct Workspace {
     last_revision: u64,
     /// The results of checks, by the path of the policy.
     results: BTreeMap<PathBuf, CheckedPolicy>,
+    /// By policy: the revisions of the documents that its result was made from.
+    result_revisions: BTreeMap<PathBuf, BTreeMap<PathBuf, u64>>,
     pub(crate) units: CodeUnits,
     pub(crate) folder: Option<PathBuf>,
     pub(crate) settings: ServerSettings,
@@ -72,6 +74,7 @@ impl Workspace {
         self.buffers.remove(&path);
         self.revisions.remove(&path);
         self.results.remove(&path);
+        self.result_revisions.remove(&path);
         path
     }
 
@@ -113,11 +116,29 @@ impl Workspace {
         self.buffers.keys().filter(is_policy).filter(|path| !is_part(path)).cloned().collect()
     }
 
-    /// Keeps the result of a check, and drops those of documents that are no policies of their own.
-    pub(crate) fn keep(&mut self, path: PathBuf, checked: CheckedPolicy) {
+    /// Keeps the result of a check of documents with these revisions, and drops those of documents that are
+    /// no policies of their own.
+    pub(crate) fn keep(
+        &mut self,
+        path: PathBuf,
+        checked: CheckedPolicy,
+        revisions: BTreeMap<PathBuf, u64>,
+    ) {
+        self.result_revisions.insert(path.clone(), revisions);
         self.results.insert(path, checked);
         let policies: BTreeSet<PathBuf> = self.policies().into_iter().collect();
         self.results.retain(|path, _| policies.contains(path));
+        self.result_revisions.retain(|path, _| policies.contains(path));
+    }
+
+    /// Returns whether a document is another one now than in a result with findings about it. A check of the
+    /// document as it is now has been ordered.
+    pub(crate) fn is_outdated(&self, path: &Path) -> bool {
+        self.results.iter().any(|(policy, checked)| {
+            let is_part = policy == path || checked.files.contains(path);
+            let checked_revision = self.result_revisions.get(policy).and_then(|of| of.get(path));
+            is_part && checked_revision != self.revisions.get(path)
+        })
     }
 
     pub(crate) fn result(&self, policy: &Path) -> Option<&CheckedPolicy> {
