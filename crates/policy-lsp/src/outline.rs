@@ -61,6 +61,18 @@ impl NameKind {
             Self::Variable => "variable",
         }
     }
+
+    /// The table of a policy that defines such names.
+    pub(crate) fn table(self) -> &'static str {
+        match self {
+            Self::Set => "sets",
+            Self::Group => "groups",
+            Self::Sink => "sinks",
+            Self::Rule => "rules",
+            Self::Test => "tests",
+            Self::Variable => "variables",
+        }
+    }
 }
 
 impl Outline {
