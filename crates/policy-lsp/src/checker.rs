@@ -101,7 +101,7 @@ pub trait PolicyChecker: Send + 'static {
     /// Uses these settings from now on; relative names in them are relative to `folder`.
     ///
     /// # Errors
-    /// A text for the user. The checker then goes on with the settings as far as they are right.
+    /// A text for the user. The former settings then stay in force.
     fn configure(&mut self, settings: &ServerSettings, folder: Option<&Path>) -> Result<(), String>;
 
     /// Checks a policy; `None`: `is_current` has become false, and nobody waits for the result. `publish`

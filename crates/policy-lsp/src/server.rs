@@ -246,7 +246,8 @@ impl<W: Write> Server<W> {
         self.refreshes_hints = can("/capabilities/workspace/inlayHint/refreshSupport");
         self.has_configuration = can("/capabilities/workspace/configuration");
         let given = params.get("initializationOptions").cloned().unwrap_or_default();
-        // The client has no wrong settings yet that could stay in force: it corrects them and starts again.
+        // A client whose settings have a wrong form corrects them and starts again. A model or a file that
+        // cannot be used is reported later, as after a change.
         let settings =
             settings_of(given).map_err(|message| RequestError { code: ErrorCode::InvalidParams, message })?;
         self.use_settings(settings);
@@ -257,8 +258,8 @@ impl<W: Write> Server<W> {
         }))
     }
 
+    /// Hands the settings to the checker. They are kept once it has accepted them.
     fn use_settings(&mut self, settings: ServerSettings) {
-        self.workspace.settings = settings.clone();
         let order = WorkOrder::Configure(Box::new(settings), self.workspace.folder.clone());
         // A thread that has ended is noticed by its results.
         let _ = self.checks.orders.send(order);
@@ -368,7 +369,11 @@ impl<W: Write> Server<W> {
 
     fn take_result(&mut self, result: WorkResult) -> io::Result<()> {
         let (path, revisions, policy, is_last) = match result {
-            WorkResult::Settings(problem) => return self.show_error(problem),
+            WorkResult::Settings(Ok(settings)) => {
+                self.workspace.settings = *settings;
+                return Ok(());
+            }
+            WorkResult::Settings(Err(problem)) => return self.show_error(problem),
             WorkResult::Checked { path, revisions, policy, is_last } => (path, revisions, *policy, is_last),
         };
         let is_current = self.workspace.revisions().get(&path) == revisions.get(&path);

@@ -43,8 +43,8 @@ pub(crate) enum WorkResult {
         /// Whether nothing follows for this revision.
         is_last: bool,
     },
-    /// The settings have a problem.
-    Settings(String),
+    /// The settings that are in force now, or the problem for which the former ones stay.
+    Settings(Result<Box<ServerSettings>, String>),
 }
 
 /// The thread, its orders and its results.
@@ -107,10 +107,9 @@ impl<C: PolicyChecker> Worker<C> {
     fn take(&mut self, order: WorkOrder) -> Option<Snapshot> {
         match order {
             WorkOrder::Configure(settings, folder) => {
-                if let Err(problem) = self.checker.configure(&settings, folder.as_deref()) {
-                    // The server has ended if nobody takes it.
-                    let _ = self.results.send(WorkResult::Settings(problem));
-                }
+                let configured = self.checker.configure(&settings, folder.as_deref());
+                // The server has ended if nobody takes it.
+                let _ = self.results.send(WorkResult::Settings(configured.map(|()| settings)));
                 self.checked.clear();
                 None
             }
@@ -192,7 +191,7 @@ mod tests {
     fn next(thread: &CheckThread) -> Option<u64> {
         match thread.results.recv_timeout(Duration::from_secs(30)).expect("a result") {
             WorkResult::Checked { path, revisions, .. } => revisions.get(&path).copied(),
-            WorkResult::Settings(problem) => panic!("{problem}"),
+            WorkResult::Settings(settings) => panic!("{settings:?}"),
         }
     }
 
@@ -217,6 +216,6 @@ mod tests {
         let settings = ServerSettings { model: Some("x".to_owned()), ..ServerSettings::default() };
         thread.orders.send(WorkOrder::Configure(Box::new(settings), None)).expect("sent");
         let result = thread.results.recv_timeout(Duration::from_secs(30)).expect("a result");
-        assert!(matches!(result, WorkResult::Settings(problem) if problem == "no x"));
+        assert!(matches!(result, WorkResult::Settings(Err(problem)) if problem == "no x"));
     }
 }
