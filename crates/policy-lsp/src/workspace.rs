@@ -1,6 +1,7 @@
 //! The open documents, the results of their last checks, and the files that belong to one policy.
 
 use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -40,6 +41,8 @@ pub(crate) struct PolicyFile<'w> {
     pub(crate) path: PathBuf,
     pub(crate) text: Arc<str>,
     pub(crate) outline: Cow<'w, Outline>,
+    /// The lines of the text, from the first range on.
+    lines: OnceCell<LineIndex>,
 }
 
 /// The definition of a name.
@@ -185,11 +188,11 @@ impl Workspace {
     fn file(&self, path: PathBuf, texts: &OpenTexts) -> Option<PolicyFile<'_>> {
         if let Some(buffer) = self.buffer(&path) {
             let (text, outline) = (Arc::clone(buffer.text()), Cow::Borrowed(buffer.outline()));
-            return Some(PolicyFile { path, text, outline });
+            return Some(PolicyFile { path, text, outline, lines: OnceCell::new() });
         }
         let text = self.set_text(&path, texts)?;
         let outline = Cow::Owned(Outline::of(&text));
-        Some(PolicyFile { path, text, outline })
+        Some(PolicyFile { path, text, outline, lines: OnceCell::new() })
     }
 
     /// The text of a file that a policy names.
@@ -202,7 +205,7 @@ impl Workspace {
 impl PolicyFile<'_> {
     /// The range of some bytes.
     pub(crate) fn range(&self, span: &std::ops::Range<usize>, units: CodeUnits) -> lsp_types::Range {
-        LineIndex::of(&self.text).range(&self.text, span, units)
+        self.lines.get_or_init(|| LineIndex::of(&self.text)).range(&self.text, span, units)
     }
 }
 
