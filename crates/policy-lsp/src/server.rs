@@ -34,9 +34,9 @@ const SECTION: &str = "steerd";
 /// How a session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionEnd {
-    /// By `shutdown` and `exit`.
+    /// The client sent `shutdown` and `exit`.
     Exit,
-    /// By `exit` without `shutdown`, or by the end of the input.
+    /// The client sent `exit` without `shutdown`, or the input ended.
     WithoutShutdown,
 }
 

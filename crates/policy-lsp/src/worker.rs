@@ -11,9 +11,9 @@ use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use crate::checker::{CheckedPolicy, OpenPolicy, PolicyChecker, ServerSettings};
 use crate::workspace::OpenTexts;
 
-/// How long the documents must be the same before a check.
+/// The time for which the documents must be the same before a check.
 const QUIET_TIME: Duration = Duration::from_millis(150);
-/// How long a check waits at most while somebody types.
+/// The longest time that a check waits while somebody types.
 const MAX_DELAY: Duration = Duration::from_secs(1);
 
 /// Work for the thread.
