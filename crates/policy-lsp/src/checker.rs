@@ -48,7 +48,7 @@ pub struct OpenFiles {
     open: Arc<BTreeMap<PathBuf, Arc<str>>>,
 }
 
-/// How serious a finding is; a policy with an error cannot be used.
+/// The severity of a finding; a policy with an error cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FindingLevel {
     /// `check` fails.
@@ -64,7 +64,7 @@ pub enum FindingLevel {
 /// A finding about a policy.
 #[derive(Clone, Debug)]
 pub struct PolicyFinding {
-    /// How serious it is.
+    /// The severity.
     pub level: FindingLevel,
     /// The kind of finding, in one word with dashes.
     pub code: &'static str,

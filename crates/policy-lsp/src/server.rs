@@ -31,7 +31,7 @@ use crate::{completion, fixes, navigation, publish};
 /// The section of the client's settings.
 const SECTION: &str = "steerd";
 
-/// How a session ended.
+/// The way in which a session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionEnd {
     /// The client sent `shutdown` and `exit`.

@@ -69,7 +69,7 @@ struct Worker<C> {
     checker: C,
     orders: Receiver<WorkOrder>,
     results: Sender<WorkResult>,
-    /// By policy: the revisions of the documents that its result is of.
+    /// The revisions of the documents that the result of each policy was made from.
     checked: BTreeMap<PathBuf, CheckedState>,
 }
 
