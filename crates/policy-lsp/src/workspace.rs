@@ -121,12 +121,7 @@ impl Workspace {
 
     /// Keeps the result of a check of documents with these revisions, and drops those of documents that are
     /// no policies of their own.
-    pub(crate) fn keep(
-        &mut self,
-        path: PathBuf,
-        checked: CheckedPolicy,
-        revisions: BTreeMap<PathBuf, u64>,
-    ) {
+    pub(crate) fn keep(&mut self, path: PathBuf, checked: CheckedPolicy, revisions: BTreeMap<PathBuf, u64>) {
         self.result_revisions.insert(path.clone(), revisions);
         self.results.insert(path, checked);
         let policies: BTreeSet<PathBuf> = self.policies().into_iter().collect();

@@ -162,6 +162,9 @@ mod tests {
     fn variables_are_not_replaced_by_their_values() {
         let hint = Hint::whole("write \"10.0.0.0/8\"", "\"10.0.0.0/8\"");
         assert_eq!(applied("a = \"${net}/8\"", "\"${net}/8\"", &hint), None);
-        assert_eq!(applied("a = \"10.1.0.0/8\"", "\"10.1.0.0/8\"", &hint).as_deref(), Some("a = \"10.0.0.0/8\""));
+        assert_eq!(
+            applied("a = \"10.1.0.0/8\"", "\"10.1.0.0/8\"", &hint).as_deref(),
+            Some("a = \"10.0.0.0/8\"")
+        );
     }
 }
