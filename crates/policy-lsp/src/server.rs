@@ -359,12 +359,12 @@ impl<W: Write> Server<W> {
     /// Orders a check of the policies as they are now.
     fn order(&mut self, is_forced: bool) {
         self.ordered = self.workspace.policies();
-        let _ = self.checks.orders.send(WorkOrder::Check(Snapshot {
+        self.checks.check(Snapshot {
             policies: self.ordered.clone(),
             texts: self.workspace.texts(),
             revisions: self.workspace.revisions(),
             is_forced,
-        }));
+        });
     }
 
     fn take_result(&mut self, result: WorkResult) -> io::Result<()> {

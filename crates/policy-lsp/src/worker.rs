@@ -50,6 +50,8 @@ pub(crate) enum WorkResult {
 /// The thread, its orders and its results.
 pub(crate) struct CheckThread {
     pub(crate) orders: Sender<WorkOrder>,
+    /// The orders that the thread has not taken yet.
+    waiting: Receiver<WorkOrder>,
     pub(crate) results: Receiver<WorkResult>,
 }
 
@@ -59,9 +61,25 @@ impl CheckThread {
     pub(crate) fn start(checker: impl PolicyChecker) -> io::Result<Self> {
         let (orders, received) = unbounded();
         let (sender, results) = unbounded();
+        let waiting = received.clone();
         let mut worker = Worker { checker, orders: received, results: sender, checked: BTreeMap::new() };
         std::thread::Builder::new().name("policy-check".to_owned()).spawn(move || worker.run())?;
-        Ok(Self { orders, results })
+        Ok(Self { orders, waiting, results })
+    }
+
+    /// Orders a check in the place of those that wait, so that only one set of texts is kept.
+    pub(crate) fn check(&self, mut snapshot: Snapshot) {
+        let mut kept = Vec::new();
+        for order in self.waiting.try_iter() {
+            match order {
+                WorkOrder::Check(older) => snapshot.is_forced |= older.is_forced,
+                WorkOrder::Configure(..) => kept.push(order),
+            }
+        }
+        for order in kept.into_iter().chain([WorkOrder::Check(snapshot)]) {
+            // A thread that has ended is noticed by its results.
+            let _ = self.orders.send(order);
+        }
     }
 }
 
@@ -208,6 +226,19 @@ mod tests {
         // A change of a file of the policy is one of the policy.
         thread.orders.send(snapshot(2, "fast", 2)).expect("sent");
         assert_eq!((next(&thread), checks.load(Ordering::Relaxed)), (Some(2), 3));
+    }
+
+    #[test]
+    fn one_check_waits() {
+        let ((orders, waiting), (_sender, results)) = (unbounded(), unbounded());
+        let thread = CheckThread { orders, waiting, results };
+        for (revision, is_forced) in [(1, false), (2, true), (3, false)] {
+            let WorkOrder::Check(snapshot) = snapshot(revision, "", 1) else { panic!("no check") };
+            thread.check(Snapshot { is_forced, ..snapshot });
+        }
+        let waiting: Vec<WorkOrder> = thread.waiting.try_iter().collect();
+        let [WorkOrder::Check(snapshot)] = &waiting[..] else { panic!("{} orders wait", waiting.len()) };
+        assert_eq!((snapshot.revisions.get(Path::new("/p.toml")), snapshot.is_forced), (Some(&3), true));
     }
 
     #[test]
