@@ -220,7 +220,7 @@ fn set_size(workspace: &Workspace, file: &PolicyFile<'_>, set: &NameUse) -> Opti
     }
 }
 
-/// The definitions of a document. The types of the protocol have a deprecated field that would have to be named.
+/// The definitions of a document. The types of the protocol have a deprecated field that must be named.
 pub(crate) fn symbols(workspace: &Workspace, path: &Path) -> Vec<Value> {
     let Some(buffer) = workspace.buffer(path) else { return Vec::new() };
     let notes = workspace.notes(path);

@@ -396,7 +396,7 @@ impl<W: Write> Server<W> {
     }
 
     /// Sends the findings of all documents, and removes those of documents that have none any more. Documents
-    /// that have changed since their check keep what the client has: their version is not that of the findings.
+    /// that have changed since their check keep what the client has: the findings are of another version.
     fn publish(&mut self) -> io::Result<()> {
         let found = publish::by_file(&self.workspace).into_iter();
         let mut found: BTreeMap<PathBuf, Vec<_>> = found
