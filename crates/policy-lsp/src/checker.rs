@@ -27,6 +27,9 @@ pub struct ServerSettings {
     pub inlay_hints: Option<bool>,
 }
 
+/// The names of the settings, as clients write them.
+pub(crate) const SETTING_NAMES: [&str; 5] = ["model", "workers", "variables", "config", "inlayHints"];
+
 /// A policy to check: the text of the editor, not of the file.
 #[derive(Clone, Debug)]
 pub struct OpenPolicy {
@@ -45,7 +48,7 @@ pub struct OpenFiles {
     open: Arc<BTreeMap<PathBuf, Arc<str>>>,
 }
 
-/// How serious a finding is; a policy with an error cannot be used.
+/// The severity of a finding; a policy with an error cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FindingLevel {
     /// `check` fails.
@@ -61,7 +64,7 @@ pub enum FindingLevel {
 /// A finding about a policy.
 #[derive(Clone, Debug)]
 pub struct PolicyFinding {
-    /// How serious it is.
+    /// The severity.
     pub level: FindingLevel,
     /// The kind of finding, in one word with dashes.
     pub code: &'static str,
@@ -98,7 +101,7 @@ pub trait PolicyChecker: Send + 'static {
     /// Uses these settings from now on; relative names in them are relative to `folder`.
     ///
     /// # Errors
-    /// A text for the user. The checker then goes on with the settings as far as they are right.
+    /// A text for the user. The former settings then stay in force.
     fn configure(&mut self, settings: &ServerSettings, folder: Option<&Path>) -> Result<(), String>;
 
     /// Checks a policy; `None`: `is_current` has become false, and nobody waits for the result. `publish`
@@ -179,6 +182,10 @@ mod tests {
         let read = |text| serde_json::from_str::<ServerSettings>(text).map_err(|error| error.to_string());
         let settings = read(r#"{ "model": "mlx5", "inlayHints": false }"#).expect("they are right");
         assert_eq!((settings.model.as_deref(), settings.inlay_hints), (Some("mlx5"), Some(false)));
+        for name in SETTING_NAMES {
+            let text = format!("{{ \"{name}\": null }}");
+            assert!(read(&text).err().is_none_or(|error| !error.contains("unknown field")), "{name}");
+        }
         assert!(read(r#"{ "modell": "mlx5" }"#).is_err_and(|error| error.contains("unknown field `modell`")));
     }
 }

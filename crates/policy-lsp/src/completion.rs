@@ -8,6 +8,7 @@ use lsp_types::{
 };
 
 use crate::cursor::{CursorKind, CursorPlace};
+use crate::markdown::code_span;
 use crate::outline::NameKind;
 use crate::vocabulary::{KnownKey, Shapes, field_details, is_match_key};
 use crate::workspace::{PolicyFile, Workspace, definitions};
@@ -179,7 +180,7 @@ fn named(files: &[PolicyFile<'_>], kind: NameKind) -> Vec<Proposal> {
         text: name.name.clone(),
         kind: CompletionItemKind::REFERENCE,
         detail: kind.word().to_owned(),
-        doc: name.summary.clone(),
+        doc: if name.summary.is_empty() { String::new() } else { code_span(&name.summary) },
     };
     definitions(files, kind).map(|definition| proposal(definition.name)).collect()
 }

@@ -13,7 +13,7 @@ pub(crate) struct CursorPlace {
     pub(crate) word: Range<usize>,
 }
 
-/// What the text at the cursor is.
+/// The kind of text at the cursor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CursorKind {
     /// A key of the table.

@@ -35,6 +35,7 @@ mod completion;
 mod cursor;
 mod file_uri;
 mod fixes;
+mod markdown;
 mod navigation;
 mod outline;
 mod position;

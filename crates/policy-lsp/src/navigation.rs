@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use crate::checker::OpenFiles;
 use crate::completion::sink_kind;
 use crate::cursor::{CursorKind, CursorPlace};
+use crate::markdown::code_span;
 use crate::outline::{NameKind, NameUse};
 use crate::vocabulary::{field_details, is_match_key, key};
 use crate::workspace::{PolicyFile, Workspace, definitions};
@@ -78,7 +79,7 @@ pub(crate) fn rename_target(
 /// Renames a name in all files of the policy.
 ///
 /// # Errors
-/// Nothing there can be renamed, the new name is none, or it is taken.
+/// Nothing there can be renamed, or the new name is none, a reserved word, or taken.
 pub(crate) fn rename(
     workspace: &Workspace,
     path: &Path,
@@ -91,6 +92,9 @@ pub(crate) fn rename(
     let kind = found.name.kind;
     if !is_name(kind, new) {
         return Err(format!("`{new}` is not a name: {}", name_hint(kind)));
+    }
+    if policy::is_reserved(kind.table(), new) {
+        return Err(format!("a {} cannot be called `{new}`: this word is reserved", kind.word()));
     }
     if definitions(&found.files, kind).any(|one| one.name.name == new) && new != found.name.name {
         return Err(format!("another {} is called `{new}`", kind.word()));
@@ -181,11 +185,11 @@ fn markdown(value: String, range: Option<lsp_types::Range>) -> Hover {
 
 fn about_name(workspace: &Workspace, path: &Path, found: &FoundName<'_>) -> String {
     let NameUse { kind, name, .. } = &found.name;
-    let mut text = format!("{} **`{name}`**", kind.word());
+    let mut text = format!("{} **{}**", kind.word(), code_span(name));
     let defined = definitions(&found.files, *kind).find(|one| one.name.name == *name);
     let summary = defined.as_ref().map(|one| one.name.summary.clone()).unwrap_or_default();
     if !summary.is_empty() {
-        text.push_str(&format!(": {summary}"));
+        text.push_str(&format!(": {}", code_span(&summary)));
     }
     if let Some(values) = defined.and_then(|one| set_size(workspace, one.file, one.name)) {
         text.push_str(&format!(" ({values})"));
@@ -216,7 +220,7 @@ fn set_size(workspace: &Workspace, file: &PolicyFile<'_>, set: &NameUse) -> Opti
     }
 }
 
-/// What a document defines. The types of the protocol have a deprecated field that would have to be named.
+/// The definitions of a document. The types of the protocol have a deprecated field that must be named.
 pub(crate) fn symbols(workspace: &Workspace, path: &Path) -> Vec<Value> {
     let Some(buffer) = workspace.buffer(path) else { return Vec::new() };
     let notes = workspace.notes(path);
@@ -263,6 +267,8 @@ mod tests {
         let rename = |position, new| rename(&workspace, Path::new("/p.toml"), position, new);
         assert_eq!(rename(at(0, 8), "ry"), Err("another group is called `ry`".to_owned()));
         assert!(rename(at(0, 8), "1x").is_err_and(|why| why.contains("is not a name")));
+        let reserved = "a group cannot be called `all`: this word is reserved";
+        assert_eq!(rename(at(0, 8), "all"), Err(reserved.to_owned()));
         assert!(rename(at(1, 1), "x").is_err_and(|why| why.contains("here is no name")));
         let edit = rename(at(0, 8), "a.b").expect("a name");
         let Some(DocumentChanges::Edits(edits)) = edit.document_changes else { panic!("no edits") };

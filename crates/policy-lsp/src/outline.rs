@@ -61,6 +61,18 @@ impl NameKind {
             Self::Variable => "variable",
         }
     }
+
+    /// The table of a policy that defines such names.
+    pub(crate) fn table(self) -> &'static str {
+        match self {
+            Self::Set => "sets",
+            Self::Group => "groups",
+            Self::Sink => "sinks",
+            Self::Rule => "rules",
+            Self::Test => "tests",
+            Self::Variable => "variables",
+        }
+    }
 }
 
 impl Outline {
@@ -73,7 +85,7 @@ impl Outline {
         outline
     }
 
-    /// The name at an offset; of several the shortest.
+    /// The names at an offset, in the order of the text.
     pub(crate) fn at(&self, offset: usize) -> impl Iterator<Item = &NameUse> {
         let is_there = move |name: &&NameUse| name.span.start <= offset && offset <= name.span.end;
         self.names.iter().filter(is_there)
@@ -118,10 +130,7 @@ impl Collector<'_> {
     fn tables(&mut self, kind: NameKind, value: &Value<'_>) {
         for (key, value) in value.get_ref().as_table().into_iter().flatten() {
             let block = joined(&key.span(), &extent(value));
-            self.define(kind, key.get_ref(), &key.span(), block);
-            if let Some(defined) = self.outline.names.last_mut() {
-                defined.summary = summary(kind, value);
-            }
+            self.define(kind, key.get_ref(), &key.span(), Defined { block, summary: summary(kind, value) });
             let table = value.get_ref().as_table();
             match kind {
                 NameKind::Set => {
@@ -204,7 +213,7 @@ impl Collector<'_> {
         let Some(name) = table.get("name") else { return };
         if let Some(text) = name.get_ref().as_str() {
             let block = joined(&extent(value), &name.span());
-            self.define(kind, text, &name.span(), block);
+            self.define(kind, text, &name.span(), Defined { block, summary: String::new() });
         }
     }
 
@@ -263,16 +272,19 @@ impl Collector<'_> {
         }
     }
 
-    /// `block`: the bytes of what the name defines.
-    fn define(&mut self, kind: NameKind, name: &str, within: &Range<usize>, block: Range<usize>) {
+    fn define(&mut self, kind: NameKind, name: &str, within: &Range<usize>, defined: Defined) {
         if let Some(place) = self.inside(name, within) {
-            self.push(kind, name, place, Some(block));
+            self.push(kind, name, place, Some(defined));
         }
     }
 
-    fn push(&mut self, kind: NameKind, name: &str, place: NamePlace, defines: Option<Range<usize>>) {
+    fn push(&mut self, kind: NameKind, name: &str, place: NamePlace, defined: Option<Defined>) {
         let NamePlace { span, is_bare } = place;
-        let (name, summary) = (name.to_owned(), String::new());
+        let name = name.to_owned();
+        let (defines, summary) = match defined {
+            Some(Defined { block, summary }) => (Some(block), summary),
+            None => (None, String::new()),
+        };
         self.outline.names.push(NameUse { kind, name, span, is_bare, defines, summary });
     }
 
@@ -290,6 +302,14 @@ impl Collector<'_> {
 struct NamePlace {
     span: Range<usize>,
     is_bare: bool,
+}
+
+/// The definition that belongs to a name.
+struct Defined {
+    /// The bytes of the definition.
+    block: Range<usize>,
+    /// A few words about it.
+    summary: String,
 }
 
 /// The bytes of a value: those of its keys and values, because the span of a table is that of its header.
@@ -409,6 +429,13 @@ rule = "dns"
         assert_eq!(summary(NameKind::Set), ["80, more", "the lines of more.txt"]);
         assert_eq!(summary(NameKind::Group), ["workers: all; sinks: out"]);
         assert_eq!(summary(NameKind::Sink), ["kind: count"]);
+    }
+
+    #[test]
+    fn names_with_escapes_leave_other_summaries_alone() {
+        let outline = Outline::of("[sets]\na = [1]\n\"\\u0062\" = [2]\n");
+        let summaries: Vec<_> = outline.definitions(NameKind::Set).map(|one| &*one.summary).collect();
+        assert_eq!(summaries, ["1"]);
     }
 
     #[test]

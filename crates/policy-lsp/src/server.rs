@@ -20,7 +20,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use crate::checker::{CheckedPolicy, FindingLevel, PolicyChecker, ServerSettings};
+use crate::checker::{CheckedPolicy, FindingLevel, PolicyChecker, SETTING_NAMES, ServerSettings};
 use crate::file_uri::path_of;
 use crate::position::CodeUnits;
 use crate::transport::{self, Incoming, TransportError};
@@ -31,12 +31,12 @@ use crate::{completion, fixes, navigation, publish};
 /// The section of the client's settings.
 const SECTION: &str = "steerd";
 
-/// How a session ended.
+/// The way in which a session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionEnd {
-    /// By `shutdown` and `exit`.
+    /// The client sent `shutdown` and `exit`.
     Exit,
-    /// By `exit` without `shutdown`, or by the end of the input.
+    /// The client sent `exit` without `shutdown`, or the input ended.
     WithoutShutdown,
 }
 
@@ -246,7 +246,8 @@ impl<W: Write> Server<W> {
         self.refreshes_hints = can("/capabilities/workspace/inlayHint/refreshSupport");
         self.has_configuration = can("/capabilities/workspace/configuration");
         let given = params.get("initializationOptions").cloned().unwrap_or_default();
-        // The client has no wrong settings yet that could stay in force: it corrects them and starts again.
+        // A client whose settings have a wrong form corrects them and starts again. A model or a file that
+        // cannot be used is reported later, as after a change.
         let settings =
             settings_of(given).map_err(|message| RequestError { code: ErrorCode::InvalidParams, message })?;
         self.use_settings(settings);
@@ -257,8 +258,8 @@ impl<W: Write> Server<W> {
         }))
     }
 
+    /// Hands the settings to the checker. They are kept once it has accepted them.
     fn use_settings(&mut self, settings: ServerSettings) {
-        self.workspace.settings = settings.clone();
         let order = WorkOrder::Configure(Box::new(settings), self.workspace.folder.clone());
         // A thread that has ended is noticed by its results.
         let _ = self.checks.orders.send(order);
@@ -321,10 +322,14 @@ impl<W: Write> Server<W> {
             self.settings_request = Some(self.ask("workspace/configuration", items)?);
             return Ok(());
         }
-        self.apply_settings(given)
+        match has_settings(&given) {
+            true => self.apply_settings(given),
+            false => Ok(()),
+        }
     }
 
     fn apply_settings(&mut self, given: Value) -> io::Result<()> {
+        let given = given.get(SECTION).cloned().unwrap_or(given);
         // Some clients send this at their start although they have no settings; those of `initialize` stay.
         let is_empty =
             given.as_object().is_some_and(Map::is_empty) || given.as_array().is_some_and(Vec::is_empty);
@@ -354,27 +359,31 @@ impl<W: Write> Server<W> {
     /// Orders a check of the policies as they are now.
     fn order(&mut self, is_forced: bool) {
         self.ordered = self.workspace.policies();
-        let _ = self.checks.orders.send(WorkOrder::Check(Snapshot {
+        self.checks.check(Snapshot {
             policies: self.ordered.clone(),
             texts: self.workspace.texts(),
             revisions: self.workspace.revisions(),
             is_forced,
-        }));
+        });
     }
 
     fn take_result(&mut self, result: WorkResult) -> io::Result<()> {
-        let (path, revision, policy, is_last) = match result {
-            WorkResult::Settings(problem) => return self.show_error(problem),
-            WorkResult::Checked { path, revision, policy, is_last } => (path, revision, *policy, is_last),
+        let (path, revisions, policy, is_last) = match result {
+            WorkResult::Settings(Ok(settings)) => {
+                self.workspace.settings = *settings;
+                return Ok(());
+            }
+            WorkResult::Settings(Err(problem)) => return self.show_error(problem),
+            WorkResult::Checked { path, revisions, policy, is_last } => (path, revisions, *policy, is_last),
         };
-        let is_current = self.workspace.revisions().get(&path).copied() == revision;
+        let is_current = self.workspace.revisions().get(&path) == revisions.get(&path);
         // The findings of a device come and go with each partial result that follows a whole one.
         let is_wanted = is_last || self.workspace.result(&path).is_none_or(has_errors);
         // A check of the newer text is ordered already.
         if !is_current || !is_wanted {
             return Ok(());
         }
-        self.workspace.keep(path, policy);
+        self.workspace.keep(path, policy, revisions);
         // A document that turns out to be a part of another policy is not checked by itself.
         if self.workspace.policies() != self.ordered {
             self.order(false);
@@ -386,17 +395,25 @@ impl<W: Write> Server<W> {
         Ok(())
     }
 
-    /// Sends the findings of all documents, and removes those of documents that have none any more.
+    /// Sends the findings of all documents, and removes those of documents that have none any more. Documents
+    /// that have changed since their check keep what the client has: the findings are of another version.
     fn publish(&mut self) -> io::Result<()> {
         let found = publish::by_file(&self.workspace).into_iter();
         let mut found: BTreeMap<PathBuf, Vec<_>> = found
             .map(|(path, placed)| (path, placed.into_iter().map(|one| one.diagnostic).collect()))
             .collect();
-        let files: BTreeSet<PathBuf> = found.keys().cloned().collect();
+        let mut files: BTreeSet<PathBuf> = found.keys().cloned().collect();
         let checked = self.workspace.results().map(|(path, _)| path.clone());
         let all: BTreeSet<PathBuf> = self.published.union(&files).cloned().chain(checked).collect();
         for path in all {
             let diagnostics = found.remove(&path).unwrap_or_default();
+            if self.workspace.is_outdated(&path) {
+                match self.published.contains(&path) {
+                    true => files.insert(path),
+                    false => files.remove(&path),
+                };
+                continue;
+            }
             let Some(uri) = self.workspace.uri(&path) else { continue };
             let version = self.workspace.buffer(&path).map(|buffer| buffer.version);
             self.notify(
@@ -422,6 +439,13 @@ fn cancelled(waiting: &VecDeque<ReadResult>) -> BTreeSet<RequestId> {
         _ => None,
     };
     waiting.iter().filter_map(id).collect()
+}
+
+/// Returns whether settings that a client sends on its own concern this server: some clients send those of
+/// all servers.
+fn has_settings(given: &Value) -> bool {
+    let has = |name: &str| given.get(name).is_some();
+    !given.is_object() || has(SECTION) || SETTING_NAMES.into_iter().any(has)
 }
 
 /// The settings of a client: the section, or an object that has it.
@@ -549,6 +573,12 @@ mod tests {
         let waiting = VecDeque::from([cancel(json!(1)), cancel(json!("a")), cancel(json!(null)), Ok(None)]);
         let expected = BTreeSet::from([RequestId::from(1), RequestId::from("a".to_owned())]);
         assert_eq!(cancelled(&waiting), expected);
+    }
+
+    #[test]
+    fn settings_of_other_servers_are_ignored() {
+        assert!(has_settings(&json!({ "steerd": {} })) && has_settings(&json!({ "workers": 2 })));
+        assert!(!has_settings(&json!({ "rust-analyzer": {} })) && !has_settings(&json!({})));
     }
 
     #[test]

@@ -11,9 +11,9 @@ use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use crate::checker::{CheckedPolicy, OpenPolicy, PolicyChecker, ServerSettings};
 use crate::workspace::OpenTexts;
 
-/// How long the documents must be the same before a check.
+/// The time for which the documents must be the same before a check.
 const QUIET_TIME: Duration = Duration::from_millis(150);
-/// How long a check waits at most while somebody types.
+/// The longest time that a check waits while somebody types.
 const MAX_DELAY: Duration = Duration::from_secs(1);
 
 /// Work for the thread.
@@ -37,18 +37,21 @@ pub(crate) struct Snapshot {
 pub(crate) enum WorkResult {
     Checked {
         path: PathBuf,
-        revision: Option<u64>,
+        /// The revisions of the documents that the result was made from.
+        revisions: BTreeMap<PathBuf, u64>,
         policy: Box<CheckedPolicy>,
         /// Whether nothing follows for this revision.
         is_last: bool,
     },
-    /// The settings have a problem.
-    Settings(String),
+    /// The settings that are in force now, or the problem for which the former ones stay.
+    Settings(Result<Box<ServerSettings>, String>),
 }
 
 /// The thread, its orders and its results.
 pub(crate) struct CheckThread {
     pub(crate) orders: Sender<WorkOrder>,
+    /// The orders that the thread has not taken yet.
+    waiting: Receiver<WorkOrder>,
     pub(crate) results: Receiver<WorkResult>,
 }
 
@@ -58,9 +61,25 @@ impl CheckThread {
     pub(crate) fn start(checker: impl PolicyChecker) -> io::Result<Self> {
         let (orders, received) = unbounded();
         let (sender, results) = unbounded();
+        let waiting = received.clone();
         let mut worker = Worker { checker, orders: received, results: sender, checked: BTreeMap::new() };
         std::thread::Builder::new().name("policy-check".to_owned()).spawn(move || worker.run())?;
-        Ok(Self { orders, results })
+        Ok(Self { orders, waiting, results })
+    }
+
+    /// Orders a check in the place of those that wait, so that only one set of texts is kept.
+    pub(crate) fn check(&self, mut snapshot: Snapshot) {
+        let mut kept = Vec::new();
+        for order in self.waiting.try_iter() {
+            match order {
+                WorkOrder::Check(older) => snapshot.is_forced |= older.is_forced,
+                WorkOrder::Configure(..) => kept.push(order),
+            }
+        }
+        for order in kept.into_iter().chain([WorkOrder::Check(snapshot)]) {
+            // A thread that has ended is noticed by its results.
+            let _ = self.orders.send(order);
+        }
     }
 }
 
@@ -68,7 +87,7 @@ struct Worker<C> {
     checker: C,
     orders: Receiver<WorkOrder>,
     results: Sender<WorkResult>,
-    /// By policy: the revisions of the documents that its result is of.
+    /// The revisions of the documents that the result of each policy was made from.
     checked: BTreeMap<PathBuf, CheckedState>,
 }
 
@@ -106,10 +125,9 @@ impl<C: PolicyChecker> Worker<C> {
     fn take(&mut self, order: WorkOrder) -> Option<Snapshot> {
         match order {
             WorkOrder::Configure(settings, folder) => {
-                if let Err(problem) = self.checker.configure(&settings, folder.as_deref()) {
-                    // The server has ended if nobody takes it.
-                    let _ = self.results.send(WorkResult::Settings(problem));
-                }
+                let configured = self.checker.configure(&settings, folder.as_deref());
+                // The server has ended if nobody takes it.
+                let _ = self.results.send(WorkResult::Settings(configured.map(|()| settings)));
                 self.checked.clear();
                 None
             }
@@ -125,14 +143,13 @@ impl<C: PolicyChecker> Worker<C> {
     fn check(&mut self, snapshot: &Snapshot) {
         self.checked.retain(|path, _| snapshot.policies.contains(path));
         for path in &snapshot.policies {
-            let revision = snapshot.revisions.get(path).copied();
             let is_known = self.checked.get(path).is_some_and(|state| state.is_of(path, &snapshot.revisions));
             let Some(text) = snapshot.texts.get(path).filter(|_| !is_known) else { continue };
             let policy = OpenPolicy { path: path.clone(), text: text.clone(), open: snapshot.texts.clone() };
             let Self { checker, orders, results, .. } = self;
             let send = |policy: CheckedPolicy, is_last| {
-                let policy = Box::new(policy);
-                let _ = results.send(WorkResult::Checked { path: path.clone(), revision, policy, is_last });
+                let (revisions, policy) = (snapshot.revisions.clone(), Box::new(policy));
+                let _ = results.send(WorkResult::Checked { path: path.clone(), revisions, policy, is_last });
             };
             let checked = checker.check(&policy, &|| orders.is_empty(), &mut |partial| send(partial, false));
             // The order that is waiting has the documents as they are now.
@@ -191,8 +208,8 @@ mod tests {
     /// The revision of the next result.
     fn next(thread: &CheckThread) -> Option<u64> {
         match thread.results.recv_timeout(Duration::from_secs(30)).expect("a result") {
-            WorkResult::Checked { revision, .. } => revision,
-            WorkResult::Settings(problem) => panic!("{problem}"),
+            WorkResult::Checked { path, revisions, .. } => revisions.get(&path).copied(),
+            WorkResult::Settings(settings) => panic!("{settings:?}"),
         }
     }
 
@@ -212,11 +229,24 @@ mod tests {
     }
 
     #[test]
+    fn one_check_waits() {
+        let ((orders, waiting), (_sender, results)) = (unbounded(), unbounded());
+        let thread = CheckThread { orders, waiting, results };
+        for (revision, is_forced) in [(1, false), (2, true), (3, false)] {
+            let WorkOrder::Check(snapshot) = snapshot(revision, "", 1) else { panic!("no check") };
+            thread.check(Snapshot { is_forced, ..snapshot });
+        }
+        let waiting: Vec<WorkOrder> = thread.waiting.try_iter().collect();
+        let [WorkOrder::Check(snapshot)] = &waiting[..] else { panic!("{} orders wait", waiting.len()) };
+        assert_eq!((snapshot.revisions.get(Path::new("/p.toml")), snapshot.is_forced), (Some(&3), true));
+    }
+
+    #[test]
     fn wrong_settings_are_reported() {
         let thread = CheckThread::start(Noting(Arc::default())).expect("a thread");
         let settings = ServerSettings { model: Some("x".to_owned()), ..ServerSettings::default() };
         thread.orders.send(WorkOrder::Configure(Box::new(settings), None)).expect("sent");
         let result = thread.results.recv_timeout(Duration::from_secs(30)).expect("a result");
-        assert!(matches!(result, WorkResult::Settings(problem) if problem == "no x"));
+        assert!(matches!(result, WorkResult::Settings(Err(problem)) if problem == "no x"));
     }
 }

@@ -1,6 +1,7 @@
 //! The open documents, the results of their last checks, and the files that belong to one policy.
 
 use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -28,6 +29,8 @@ pub(crate) struct Workspace {
     last_revision: u64,
     /// The results of checks, by the path of the policy.
     results: BTreeMap<PathBuf, CheckedPolicy>,
+    /// By policy: the revisions of the documents that its result was made from.
+    result_revisions: BTreeMap<PathBuf, BTreeMap<PathBuf, u64>>,
     pub(crate) units: CodeUnits,
     pub(crate) folder: Option<PathBuf>,
     pub(crate) settings: ServerSettings,
@@ -38,6 +41,8 @@ pub(crate) struct PolicyFile<'w> {
     pub(crate) path: PathBuf,
     pub(crate) text: Arc<str>,
     pub(crate) outline: Cow<'w, Outline>,
+    /// The lines of the text, from the first range on.
+    lines: OnceCell<LineIndex>,
 }
 
 /// The definition of a name.
@@ -72,6 +77,7 @@ impl Workspace {
         self.buffers.remove(&path);
         self.revisions.remove(&path);
         self.results.remove(&path);
+        self.result_revisions.remove(&path);
         path
     }
 
@@ -113,11 +119,24 @@ impl Workspace {
         self.buffers.keys().filter(is_policy).filter(|path| !is_part(path)).cloned().collect()
     }
 
-    /// Keeps the result of a check, and drops those of documents that are no policies of their own.
-    pub(crate) fn keep(&mut self, path: PathBuf, checked: CheckedPolicy) {
+    /// Keeps the result of a check of documents with these revisions, and drops those of documents that are
+    /// no policies of their own.
+    pub(crate) fn keep(&mut self, path: PathBuf, checked: CheckedPolicy, revisions: BTreeMap<PathBuf, u64>) {
+        self.result_revisions.insert(path.clone(), revisions);
         self.results.insert(path, checked);
         let policies: BTreeSet<PathBuf> = self.policies().into_iter().collect();
         self.results.retain(|path, _| policies.contains(path));
+        self.result_revisions.retain(|path, _| policies.contains(path));
+    }
+
+    /// Returns whether a document is another one now than in a result with findings about it. A check of the
+    /// document as it is now has been ordered.
+    pub(crate) fn is_outdated(&self, path: &Path) -> bool {
+        self.results.iter().any(|(policy, checked)| {
+            let is_part = policy == path || checked.files.contains(path);
+            let checked_revision = self.result_revisions.get(policy).and_then(|of| of.get(path));
+            is_part && checked_revision != self.revisions.get(path)
+        })
     }
 
     pub(crate) fn result(&self, policy: &Path) -> Option<&CheckedPolicy> {
@@ -164,11 +183,11 @@ impl Workspace {
     fn file(&self, path: PathBuf, texts: &OpenTexts) -> Option<PolicyFile<'_>> {
         if let Some(buffer) = self.buffer(&path) {
             let (text, outline) = (Arc::clone(buffer.text()), Cow::Borrowed(buffer.outline()));
-            return Some(PolicyFile { path, text, outline });
+            return Some(PolicyFile { path, text, outline, lines: OnceCell::new() });
         }
         let text = self.set_text(&path, texts)?;
         let outline = Cow::Owned(Outline::of(&text));
-        Some(PolicyFile { path, text, outline })
+        Some(PolicyFile { path, text, outline, lines: OnceCell::new() })
     }
 
     /// The text of a file that a policy names.
@@ -181,7 +200,7 @@ impl Workspace {
 impl PolicyFile<'_> {
     /// The range of some bytes.
     pub(crate) fn range(&self, span: &std::ops::Range<usize>, units: CodeUnits) -> lsp_types::Range {
-        LineIndex::of(&self.text).range(&self.text, span, units)
+        self.lines.get_or_init(|| LineIndex::of(&self.text)).range(&self.text, span, units)
     }
 }
 

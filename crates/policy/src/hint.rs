@@ -65,6 +65,8 @@ impl Hint {
     #[must_use]
     pub fn replacement(&self, place: &Place) -> Option<Replacement> {
         match self.correction.as_ref()? {
+            // The replacement is made of the value of a variable; the text would lose its name.
+            Correction::Whole(_) if place.text().is_some_and(|marked| marked.contains("${")) => None,
             Correction::Whole(text) => Some(Replacement { place: place.clone(), text: text.clone() }),
             Correction::Word { wrong, right } => word_replacement(place, wrong, right),
         }
@@ -154,5 +156,15 @@ mod tests {
         assert_eq!(applied("a = \"r\\u007a\"", "\"r\\u007a\"", &hint), None);
         assert_eq!(applied("a = \"rz\"", "\"rz\"", &Hint::meant("rz", "a\"b")), None);
         assert_eq!(applied("a = \"rz\"", "\"rz\"", &Hint::from("write something")), None);
+    }
+
+    #[test]
+    fn variables_are_not_replaced_by_their_values() {
+        let hint = Hint::whole("write \"10.0.0.0/8\"", "\"10.0.0.0/8\"");
+        assert_eq!(applied("a = \"${net}/8\"", "\"${net}/8\"", &hint), None);
+        assert_eq!(
+            applied("a = \"10.1.0.0/8\"", "\"10.1.0.0/8\"", &hint).as_deref(),
+            Some("a = \"10.0.0.0/8\"")
+        );
     }
 }

@@ -62,6 +62,22 @@ pub struct LoadOptions {
     pub variables: BTreeMap<String, String>,
 }
 
+/// Returns whether a name is a reserved word in `sets`, `groups` or `rules`; the parser refuses such names.
+///
+/// ```
+/// assert!(policy::is_reserved("groups", "kernel"));
+/// assert!(!policy::is_reserved("sinks", "kernel"));
+/// ```
+#[must_use]
+pub fn is_reserved(table: &str, name: &str) -> bool {
+    match table {
+        "sets" => values::is_keyword(name),
+        "groups" => groups::is_reserved(name),
+        "rules" => rules::is_reserved(name),
+        _ => false,
+    }
+}
+
 /// Reads a policy; returns it with its warnings.
 ///
 /// # Errors

@@ -47,7 +47,7 @@ const BYTE_COST_BITS: u32 = 16;
 /// bucket is full.
 #[derive(Debug, Default)]
 struct Bucket {
-    /// What is not yet repaid, in [`PARTS_OF_NS`].
+    /// The debt that is not yet repaid, in [`PARTS_OF_NS`].
     debt: AtomicU64,
     at_ns: AtomicU64,
 }
@@ -236,7 +236,7 @@ impl SourceTable {
     }
 }
 
-/// What a limit needs of a packet.
+/// The facts about a packet that a limit needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PolicedPacket<'p> {
     /// The length of the frame.

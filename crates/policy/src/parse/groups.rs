@@ -28,13 +28,18 @@ pub(super) struct Groups {
     names: Names,
 }
 
+/// Returns whether a name is a word of an action or of `workers`; a group may not have it.
+pub(super) fn is_reserved(name: &str) -> bool {
+    matches!(name, "kernel" | "drop" | "pass" | "all")
+}
+
 impl Groups {
     /// Reads the `[groups]` of one file.
     pub(super) fn read(&mut self, reader: &mut Reader, value: &Value<'_>, sinks: &Sinks) {
         let Some(table) = reader.table(value, "`groups`") else { return };
         for (key, value) in entries(table) {
             let name: &str = key.get_ref();
-            if matches!(name, "kernel" | "drop" | "pass" | "all") {
+            if is_reserved(name) {
                 let message = format!("a group cannot be called `{name}`");
                 let hint = "choose another name";
                 reader.error_with(key.span(), message, "reserved word", hint);

@@ -31,6 +31,11 @@ pub(super) struct RulePlaces<'p> {
     pub(super) sinks: &'p Sinks,
 }
 
+/// Returns whether a name stands for unmatched packets; a rule may not have it.
+pub(super) fn is_reserved(name: &str) -> bool {
+    name == DEFAULT_RULE || name == DEFAULT_MULTICAST
+}
+
 impl Rules {
     /// Reads the `[[rules]]` of one file.
     pub(super) fn read(
@@ -146,7 +151,7 @@ impl Rules {
         if !reader.is_valid_name(name, value.span(), "the rule") {
             return None;
         }
-        if name == DEFAULT_RULE || name == DEFAULT_MULTICAST {
+        if is_reserved(name) {
             let message = format!("a rule cannot be called `{name}`");
             let label = "reserved for unmatched packets";
             reader.error_with(value.span(), message, label, "choose another name");

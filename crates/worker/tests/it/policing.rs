@@ -165,11 +165,16 @@ per = { source_ipv4 = 24, sources = 64 }
 
 /// A frame of 60 bytes without FCS from a host of a network.
 fn of_network(network: u32, host: u8, port: u16) -> Vec<u8> {
+    with_payload(network, host, port, &[0; 18])
+}
+
+/// A frame with a payload from a host of a network.
+fn with_payload(network: u32, host: u8, port: u16, payload: &[u8]) -> Vec<u8> {
     let [_, high, low, _] = (network << 8).to_be_bytes();
     FrameBuilder::new()
         .ipv4(Ipv4Addr::new(10, high, low, host), Ipv4Addr::new(192, 0, 2, 1))
         .udp(port, 53)
-        .payload(&[0; 18])
+        .payload(payload)
         .build()
 }
 
@@ -202,9 +207,9 @@ fn each_source_has_its_part_of_a_limit_on_each_worker() {
 fn packets_beyond_a_full_table_of_sources_are_counted() {
     let mut rig = Rig::unwitnessed(1, 1);
     rig.install(&OF_SOURCES.replace("[0, 1]", "[0]").replace("960B", "1B"));
-    // Far more networks than 128 places, of which each is in debt for 60 ms; 60 bytes from each.
+    // Far more networks than 128 places, of which each is in debt for 1.5 s; 1500 bytes from each.
     for _ in 0..4 {
-        rig.send(1, (0..500).map(|network| of_network(network, 1, 7)));
+        rig.send(1, (0..500).map(|network| with_payload(network, 1, 7, &[0; 1458])));
         rig.settle();
     }
     let [delivered, limited, overflow] =
