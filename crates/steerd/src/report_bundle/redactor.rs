@@ -26,7 +26,7 @@ const SECRET_KEYS: [&str; 6] = ["token", "secret", "password", "passwd", "creden
 /// Keys with such a part that have the path of a file.
 const PATH_KEYS: [&str; 1] = ["token_file"];
 
-/// What is replaced in texts.
+/// The replacements in texts.
 pub(super) struct Redactor {
     /// `None`: only secrets are removed.
     map: Option<AddressMap>,
