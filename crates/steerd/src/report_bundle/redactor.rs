@@ -19,7 +19,7 @@ const GUID_DIGITS: usize = 16;
 const MAC_CHARS: usize = 17;
 /// The most characters of a word that is one address or one identifier.
 const WHOLE_CHARS_MAX: usize = 200;
-/// The shortest secret that is looked for within texts. In a word with `_` a shorter name of a host stays.
+/// The shortest secret that is looked for within texts. A shorter name of a host is not replaced beside `_`.
 const WORD_BYTES_MIN: usize = 4;
 /// Parts of the names of keys whose values are secrets.
 const SECRET_KEYS: [&str; 6] = ["token", "secret", "password", "passwd", "credential", "authorization"];
