@@ -60,7 +60,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Error> {
     Ok(output::print(&print::text(&top, &selection, print::width_of_stdout()))?)
 }
 
-/// What the options ask for.
+/// The tables, rows and order that the options ask for.
 fn selection(args: &TopArgs) -> Result<Selection, UnknownColumn> {
     let order = |name: &String| args.page.unwrap_or_default().order_by(name, args.reverse);
     Ok(Selection {

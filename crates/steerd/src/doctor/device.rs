@@ -133,7 +133,9 @@ pub(super) fn eswitch(view: &HostView<'_>, notes: &mut CheckNotes) {
         "legacy" | "none" => {}
         _ => notes.unanswered(
             format!("devlink: eswitch of {name}"),
-            &std::io::Error::from(std::io::ErrorKind::PermissionDenied),
+            &std::io::Error::other(
+                "devlink has no such device, or does not answer this user: try it as root",
+            ),
         ),
     }
 }

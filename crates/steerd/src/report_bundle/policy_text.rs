@@ -19,7 +19,7 @@ pub(super) struct RedactedFile {
     /// The path in the bundle.
     pub(super) name: String,
     pub(super) text: String,
-    /// What was left out, for the manifest.
+    /// The parts that were left out, for the manifest.
     pub(super) left_out: Option<String>,
 }
 

@@ -19,14 +19,14 @@ const GUID_DIGITS: usize = 16;
 const MAC_CHARS: usize = 17;
 /// The most characters of a word that is one address or one identifier.
 const WHOLE_CHARS_MAX: usize = 200;
-/// The shortest secret or name that is looked for within texts: shorter ones are parts of other words.
+/// The shortest secret that is looked for within texts. A shorter name of a host is not replaced beside `_`.
 const WORD_BYTES_MIN: usize = 4;
 /// Parts of the names of keys whose values are secrets.
 const SECRET_KEYS: [&str; 6] = ["token", "secret", "password", "passwd", "credential", "authorization"];
 /// Keys with such a part that have the path of a file.
 const PATH_KEYS: [&str; 1] = ["token_file"];
 
-/// What is replaced in texts.
+/// The replacements in texts.
 pub(super) struct Redactor {
     /// `None`: only secrets are removed.
     map: Option<AddressMap>,
@@ -52,7 +52,9 @@ impl Redactor {
 
     /// Removes this secret wherever it is.
     pub(super) fn add_secret(&mut self, secret: &str) {
-        self.add(secret, REMOVED.to_owned());
+        if secret.len() >= WORD_BYTES_MIN {
+            self.add(secret, REMOVED.to_owned());
+        }
     }
 
     /// Replaces this name of a host wherever it is.
@@ -64,7 +66,7 @@ impl Redactor {
     }
 
     fn add(&mut self, word: &str, replacement: String) {
-        if word.len() >= WORD_BYTES_MIN && self.words.iter().all(|(known, _)| known != word) {
+        if !word.is_empty() && self.words.iter().all(|(known, _)| known != word) {
             self.words.push((word.to_owned(), replacement));
             self.words.sort_by_key(|(word, _)| std::cmp::Reverse(word.len()));
         }
@@ -196,7 +198,8 @@ fn without_secrets(line: &str) -> String {
 
 /// The text with a word replaced that is no part of a longer one.
 fn replaced_word(text: &str, word: &str, replacement: &str) -> String {
-    let is_part = |c: char| c.is_ascii_alphanumeric();
+    let is_short = word.len() < WORD_BYTES_MIN;
+    let is_part = |c: char| c.is_ascii_alphanumeric() || is_short && c == '_';
     let (mut done, mut rest) = (String::with_capacity(text.len()), text);
     while let Some(at) = rest.find(word) {
         let (before, behind) = (&rest[..at], &rest[at + word.len()..]);

@@ -310,6 +310,14 @@ fn names_in_a_policy_are_no_secrets_and_descriptions_are_left_out() {
 }
 
 #[test]
+fn short_names_of_hosts_are_replaced_as_words() {
+    let mut redactor = Redactor::new(AddressMap::with_key(9));
+    redactor.add_name("gw", "this-host");
+    redactor.add_name("", "host-1");
+    assert_eq!(redactor.text("gw: at gw.lan, gw_rule gws"), "this-host: at this-host.lan, gw_rule gws");
+}
+
+#[test]
 fn facts_that_are_no_addresses_stay() {
     let redactor = Redactor::new(AddressMap::with_key(9));
     for text in [
