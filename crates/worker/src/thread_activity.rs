@@ -43,8 +43,8 @@ impl WorkerThread {
         }
     }
 
-    /// `None` before [`WorkerThread::begin`], for a moment while the thread ends, or where the kernel or /proc
-    /// does not show it.
+    /// `None` before [`WorkerThread::begin`], for a moment while the thread ends, or where the kernel or
+    /// /proc does not show it.
     pub(crate) fn activity(&self) -> Option<ThreadActivity> {
         let thread = match self.id.load(Ordering::Acquire) {
             0 => return self.last.get().copied(),
