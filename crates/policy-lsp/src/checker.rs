@@ -179,7 +179,8 @@ mod tests {
 
     #[test]
     fn unknown_settings_are_refused() {
-        let read = |text: &str| serde_json::from_str::<ServerSettings>(text).map_err(|error| error.to_string());
+        let read =
+            |text: &str| serde_json::from_str::<ServerSettings>(text).map_err(|error| error.to_string());
         let settings = read(r#"{ "model": "mlx5", "inlayHints": false }"#).expect("they are right");
         assert_eq!((settings.model.as_deref(), settings.inlay_hints), (Some("mlx5"), Some(false)));
         for name in SETTING_NAMES {
