@@ -46,6 +46,7 @@ pub(super) fn isolation(view: &HostView<'_>, notes: &mut CheckNotes) {
         Ok(cores) => cores,
         Err(unread) => notes.take(Err(unread)).unwrap_or_default(),
     };
+    let online = notes.take(view.files.cores(&format!("{CPUS}/online"))).unwrap_or_default();
     if !notes.unread.is_empty() {
         // A missing answer would be taken for a core that is not isolated.
         return;
@@ -64,12 +65,20 @@ pub(super) fn isolation(view: &HostView<'_>, notes: &mut CheckNotes) {
         return;
     }
     let all: CoreSet = cores.iter().copied().collect();
+    let command = if online.iter().all(|core| all.contains(core)) {
+        "workers.cores in the settings: leave the system a core, as all of this host are for workers"
+            .to_owned()
+    } else {
+        format!(
+            "kernel command line: isolcpus={all} nohz_full={all} rcu_nocbs={all}; then CPUAffinity={all} for steerd"
+        )
+    };
     let level = if view.setup.idle == IdleMode::Spin { FindingLevel::Should } else { FindingLevel::Note };
     notes.find(
         level,
         format!("cores of workers are shared with the system: {}", missing.join(", ")),
         "other threads, the timer and RCU callbacks interrupt a worker, and packets wait meanwhile",
-        format!("kernel command line: isolcpus={all} nohz_full={all} rcu_nocbs={all}; then CPUAffinity={all} for steerd"),
+        command,
     );
 }
 

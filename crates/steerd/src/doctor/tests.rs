@@ -292,6 +292,10 @@ fn each_slow_part_of_an_rdma_host_is_found() {
                 host.write(&format!("{CPUS}/isolated"), "2");
                 host.write(&format!("{CPUS}/nohz_full"), "(null)");
             }),
+            ("isolation", Note, "isolcpus without 3", "leave the system a core", |host| {
+                host.write(&format!("{CPUS}/isolated"), "2");
+                host.write(&format!("{CPUS}/online"), "2-3");
+            }),
             ("isolation", Should, "rcu_nocbs without 2-3", "rcu_nocbs=2-3", |host| {
                 host.setup.idle = IdleMode::Spin;
                 host.write(&format!("{CPUS}/nohz_full"), "");
