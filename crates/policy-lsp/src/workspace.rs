@@ -29,7 +29,7 @@ pub(crate) struct Workspace {
     last_revision: u64,
     /// The results of checks, by the path of the policy.
     results: BTreeMap<PathBuf, CheckedPolicy>,
-    /// By policy: the revisions of the documents that its result was made from.
+    /// The revisions of the documents that the result of each policy was made from.
     result_revisions: BTreeMap<PathBuf, BTreeMap<PathBuf, u64>>,
     pub(crate) units: CodeUnits,
     pub(crate) folder: Option<PathBuf>,

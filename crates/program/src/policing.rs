@@ -141,7 +141,7 @@ fn scaled(number: u64) -> String {
 /// The most packets or bits of a rule that pass per second, over all its workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RateLimit {
-    /// What the limit counts.
+    /// The unit that the limit counts.
     pub unit: LimitUnit,
     /// Units per second, on average.
     pub per_second: u64,
@@ -220,7 +220,7 @@ fn key_names(unit: LimitUnit) -> (&'static str, &'static str) {
     }
 }
 
-/// What a source is, and how many of them each worker distinguishes.
+/// The meaning of a source, and the number of sources that each worker distinguishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct SourceLimit {
     /// The leading bits of an IPv4 source address that are compared; others are the same source.
@@ -332,7 +332,7 @@ impl fmt::Display for SourceLimit {
 /// The most packets or bits of a rule that one worker lets through.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LimitPart {
-    /// What the limit counts.
+    /// The unit that the limit counts.
     pub unit: LimitUnit,
     /// Units per second, on average; the parts of the rule's workers add up to the limit.
     pub per_second: f64,

@@ -66,11 +66,11 @@ pub(crate) struct ExaminedInterface {
 /// The way in which packets of an interface are received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InterfaceUse {
-    /// By flows of the RDMA device that the interface belongs to.
+    /// Flows of the RDMA device that the interface belongs to.
     Rdma,
-    /// By an XDP program (`af_xdp`).
+    /// An XDP program (`af_xdp`).
     Xdp,
-    /// By a packet socket (`af_packet`).
+    /// A packet socket (`af_packet`).
     Packet,
 }
 

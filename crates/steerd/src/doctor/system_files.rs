@@ -108,7 +108,7 @@ impl SystemFiles {
     /// The number in a file.
     ///
     /// # Errors
-    /// As [`Self::parsed`].
+    /// The number in a file; errors are those of [`Self::parsed`].
     pub(crate) fn number(&self, path: &str) -> Result<Option<u64>, UnreadFile> {
         self.parsed(path, "a number", |text| text.parse().ok())
     }
@@ -116,7 +116,7 @@ impl SystemFiles {
     /// The list of cores in a file; `(null)` and an empty text are none of them.
     ///
     /// # Errors
-    /// As [`Self::parsed`].
+    /// The list of cores in a file; errors are those of [`Self::parsed`].
     pub(crate) fn cores(&self, path: &str) -> Result<Option<CoreSet>, UnreadFile> {
         self.parsed(path, "a list of cores", |text| match text {
             // nohz_full without such cores (drivers/base/cpu.c, `print_cpus_nohz_full`).

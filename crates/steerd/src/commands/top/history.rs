@@ -21,7 +21,7 @@ const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█
 
 #[derive(Debug, Default)]
 pub(super) struct History {
-    /// By page, and by the key of the row.
+    /// The samples of each row, by page and by the key of the row.
     pages: [HashMap<String, RowHistory>; PAGES],
     /// The time of the samples in seconds.
     covered: VecDeque<f32>,

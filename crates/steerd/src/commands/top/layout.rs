@@ -149,7 +149,7 @@ pub(super) fn shortened(text: &str, width: usize) -> Cow<'_, str> {
     Cow::Owned(format!("{head}{ELLIPSIS}{tail}"))
 }
 
-/// As many characters as fit.
+/// The first characters, as many as fit.
 fn fitting(chars: impl Iterator<Item = char>, width: usize) -> String {
     let mut used = 0;
     let fits = |char: &char| {
