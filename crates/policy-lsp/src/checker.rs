@@ -9,8 +9,6 @@ use std::sync::Arc;
 use policy::{Diagnostic, Folder, SetLoader, Source};
 use serde::Deserialize;
 
-use crate::file_uri::plain;
-
 /// The settings of the server: `initializationOptions`, or the section `steerd` of the client's settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
@@ -147,7 +145,7 @@ impl OpenFiles {
     /// The path of a file that a policy names.
     #[must_use]
     pub fn path(&self, file: &str) -> PathBuf {
-        plain(&self.folder.join(file))
+        policy::plain_path(&self.folder.join(file))
     }
 }
 

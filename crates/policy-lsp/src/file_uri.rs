@@ -3,9 +3,10 @@
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use lsp_types::Uri;
+use policy::plain_path;
 
 /// The path of a document, which names it here: that of a file, else the URI itself.
 pub(crate) fn path_of(uri: &Uri) -> PathBuf {
@@ -23,7 +24,7 @@ fn file_path(uri: &str) -> Option<PathBuf> {
         Some(rest) => rest.strip_prefix("localhost").unwrap_or(rest),
         None => rest,
     };
-    path.starts_with('/').then(|| plain(Path::new(&OsString::from_vec(decoded(path.as_bytes())))))
+    path.starts_with('/').then(|| plain_path(Path::new(&OsString::from_vec(decoded(path.as_bytes())))))
 }
 
 /// The bytes of a text with `%XX`.
@@ -62,21 +63,6 @@ pub(crate) fn uri_of(path: &Path) -> Option<Uri> {
         }
     }
     uri.parse().ok()
-}
-
-/// A path without `.` and `..`, so that different names of one file are equal.
-pub(crate) fn plain(path: &Path) -> PathBuf {
-    let mut plain = PathBuf::new();
-    for part in path.components() {
-        match part {
-            Component::CurDir => {}
-            Component::ParentDir if matches!(plain.components().next_back(), Some(Component::Normal(_))) => {
-                plain.pop();
-            }
-            other => plain.push(other),
-        }
-    }
-    plain
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@ use lsp_types::{
     InlayHintLabel, OneOf, Range, TextEdit, WorkspaceEdit,
 };
 
-use crate::file_uri::plain;
 use crate::navigation::edit_of;
 use crate::outline::NameKind;
 use crate::publish::by_file;
@@ -25,7 +24,8 @@ pub(crate) fn fixes(workspace: &Workspace, path: &Path, range: Range) -> Vec<Cod
         let Some(replacement) = replacement.filter(|_| touches) else { continue };
         let place = &replacement.place;
         // The document may have changed since the check.
-        let is_there = place.source().text == **buffer.text() && plain(Path::new(place.file())) == path;
+        let is_there =
+            place.source().text == **buffer.text() && policy::plain_path(Path::new(place.file())) == path;
         let Some(uri) = workspace.uri(path).filter(|_| is_there) else { continue };
         let edit = TextEdit {
             range: buffer.range(&place.span(), workspace.units),

@@ -10,7 +10,6 @@ use lsp_types::{
 use policy::Place;
 
 use crate::checker::{CheckedPolicy, FindingLevel, PolicyFinding};
-use crate::file_uri::plain;
 use crate::position::{CodeUnits, LineIndex};
 use crate::workspace::Workspace;
 
@@ -73,12 +72,12 @@ fn placed(
     lines: &mut Lines,
 ) -> (PathBuf, Diagnostic) {
     let place = finding.diagnostic.place();
-    let file = plain(Path::new(place.file()));
+    let file = policy::plain_path(Path::new(place.file()));
     let is_document = file.is_absolute() || workspace.buffer(&file).is_some();
     let hint = finding.diagnostic.hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default();
     let message = format!("{}{hint}", finding.diagnostic.message);
     let related = |(place, part): &(Place, String), lines: &mut Lines| {
-        let uri = workspace.uri(&plain(Path::new(place.file())))?;
+        let uri = workspace.uri(&policy::plain_path(Path::new(place.file())))?;
         let location = Location { uri, range: lines.range(place, workspace.units) };
         Some(DiagnosticRelatedInformation { location, message: part.clone() })
     };

@@ -40,7 +40,8 @@ pub use hint::{Hint, Replacement};
 pub use packet_text::{frame_of_hex, key_of_text, short_packet};
 pub use parse::{
     DocumentKind, HASH_FIELDS, LoadOptions, MAX_INCLUDE_DEPTH, MAX_INCLUDED_FILES, MAX_SUBSTITUTED_BYTES,
-    MAX_TOTAL_BYTES, is_reserved, nearest, parse, parse_match, parse_with, read_document, type_hint,
+    MAX_TOTAL_BYTES, is_reserved, nearest, parse, parse_match, parse_with, plain_path, read_document,
+    type_hint,
 };
 pub use policy::Policy;
 pub use schema::schema;

@@ -37,7 +37,7 @@ use crate::policy_test::PolicyTest;
 use crate::protect::ProtectedMatch;
 use crate::source::{MAX_FILE_BYTES, NoFiles, SetLoader, Source};
 
-pub use files::{MAX_INCLUDE_DEPTH, MAX_INCLUDED_FILES, MAX_TOTAL_BYTES};
+pub use files::{MAX_INCLUDE_DEPTH, MAX_INCLUDED_FILES, MAX_TOTAL_BYTES, plain_path};
 pub use groups::FIELDS as HASH_FIELDS;
 pub use reader::{nearest, type_hint};
 pub use toml_errors::{DocumentKind, read_document};

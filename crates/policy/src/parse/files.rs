@@ -253,8 +253,15 @@ fn is_empty(value: &Value<'_>) -> bool {
 
 /// A file's name without `.` and `..`, so that different paths to one file compare equal.
 fn identity(source: &Source) -> PathBuf {
+    plain_path(Path::new(&source.name))
+}
+
+/// A path without `.` and `..`, so that different names of one file are equal. Symbolic links are not looked
+/// at.
+#[must_use]
+pub fn plain_path(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
-    for part in Path::new(&source.name).components() {
+    for part in path.components() {
         match part {
             Component::CurDir => {}
             Component::ParentDir if matches!(plain.components().next_back(), Some(Component::Normal(_))) => {
