@@ -259,9 +259,10 @@ seeds_provider := fuzz/seeds/provider
 fuzz: deps-build cargo-fuzz ## the fuzz targets for FUZZ_SECONDS each, one on each core (FUZZ_TARGETS='provider'); crashes stay in fuzz/artifacts
 	@CARGO='$(nightly)' .ci/fuzz $(foreach target,$(FUZZ_TARGETS),'$(strip $(target) $(seeds_$(target)))')
 
-# Leaks are not looked for: tests close contexts with objects in them, as programs that end do.
+# Leaks are not looked for: tests close contexts with objects in them, as programs that end do. Properties are tried on few
+# cases: `make test` tries them on all, and here a case takes ten times as long.
 asan: deps-build ## the tests of the crates with unsafe code, under the address sanitizer
-	CARGO_TARGET_DIR=target/asan RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 \
+	CARGO_TARGET_DIR=target/asan RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 PROPTEST_CASES=16 \
 	  $(nightly) test --locked --target $(HOST) --lib --tests -p hugemem -p verbs -p shm -p tap -p xdp -p wire -p flow-table -p softnic -p softnic-verbs -p softnic-mlx5
 
 miri: deps-build ## what Miri can run of the crates with unsafe code: hugemem, verbs, softnic and softnic-verbs
