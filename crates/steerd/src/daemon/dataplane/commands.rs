@@ -17,7 +17,7 @@ use crate::policy_file::Compiled;
 
 /// How long a reader of the counters waits for a change of the device: most take less.
 const READER_PATIENCE: Duration = Duration::from_millis(200);
-/// How long it waits for another reader's turn.
+/// How long it waits for the device, another reader's turn included.
 const READING_PATIENCE: Duration = Duration::from_secs(3);
 /// How long the start and the end of a capture wait for a change of the device.
 const CAPTURE_PATIENCE: Duration = Duration::from_secs(10);
@@ -168,15 +168,15 @@ impl Commands {
 }
 
 impl DropReader {
-    /// The counters as the device has them now; `None`: the device or its sinks are being changed, or the
-    /// thread has ended. Once the device is asked, its answer is waited for without a limit.
+    /// The counters as the device has them now; `None`: the device or its sinks are being changed, the device
+    /// does not answer, as an engine that is stalled, or the thread has ended.
     pub(crate) fn read(&self) -> Option<Arc<[DropTotals]>> {
         let (done, result) = channel::bounded(1);
         let begun = Instant::now();
         let mut command = Command::ReadDrops { done };
         loop {
             command = match self.commands.send_timeout(command, READER_PATIENCE) {
-                Ok(()) => return result.recv().ok(),
+                Ok(()) => return result.recv_timeout(READING_PATIENCE.saturating_sub(begun.elapsed())).ok(),
                 // Another reader's turn: it is over as soon as the device has answered.
                 Err(SendTimeoutError::Timeout(command))
                     if self.is_reading.load(Ordering::Relaxed) && begun.elapsed() < READING_PATIENCE =>
@@ -219,6 +219,14 @@ mod tests {
         let Ok(Command::ReadDrops { done }) = taken.commands.recv() else { panic!("a reader") };
         done.send(Arc::new([])).expect("it waits");
         assert_eq!(thread.join().expect("no panic"), Some(Arc::from([])));
+    }
+
+    #[test]
+    fn a_reader_leaves_a_device_that_hangs() {
+        let (_commands, drops, taken) = new();
+        let thread = std::thread::spawn(move || drops.read());
+        let _unanswered = taken.commands.recv().expect("a reader");
+        assert_eq!(thread.join().expect("no panic"), None);
     }
 
     #[test]
