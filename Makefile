@@ -209,7 +209,7 @@ package: deps-build deps-package cargo-deb ## a Debian package, an rpm and a con
 	@# The package of debug symbols is as cargo-deb makes it, without the changelog that Debian wants of those that are uploaded.
 	lintian --allow-root --fail-on error,warning,info target/package/steerd_*.deb
 
-e2e: deps-e2e deps-fleets ## the Debian package in a container with systemd: installation, traffic, reloads, rollouts by Ansible, watchdog, upgrade, purge (root; make package first)
+e2e: deps-e2e deps-fleets deps-prometheus ## the Debian package in a container with systemd: installation, traffic, reloads, Prometheus with the alerts, rollouts by Ansible, watchdog, upgrade, purge (root; make package first)
 	@$(if $(filter 0,$(shell id -u)),,sudo) .ci/e2e target/package/steerd_*.deb
 
 fleets: deps-fleets ## deploy/kubernetes against the published schemas, deploy/ansible by ansible-lint: no cluster, no hosts
