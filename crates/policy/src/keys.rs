@@ -378,7 +378,7 @@ pub(crate) const PROTECT: &[Key] = &[
     key(
         "ports",
         Numbers(u16::MAX as u64),
-        "Ports of the host's services: 53, \"22/tcp\", \"6000-6010/udp\".",
+        "Ports of the host's services: 53, \"22/tcp\", \"6000-6010/udp\", \"2905/sctp\".",
     ),
     key(
         "remote_ports",
