@@ -395,6 +395,11 @@ pub(crate) const PROTECT: &[Key] = &[
         Strings,
         "The source addresses of protected ports; of all packets where no port is listed.",
     ),
+    key(
+        "own_addresses",
+        Strings,
+        "The IPv6 addresses of this host: nd and ra are protected where they are to it or its groups.",
+    ),
     key("vlan", Numbers(4095), "The tag of protected packets; none, any or ids. Any or no tag if left out."),
     key(
         "protocols",

@@ -4,12 +4,12 @@
 use std::ops::Range;
 
 use packet::{EtherType, Field, IpProtocol};
-use program::{Family, Match, RangeSet};
+use program::{Addresses, Family, Match, RangeSet};
 
 use crate::hint::Hint;
 use crate::keys;
 use crate::policy::MAX_PROTECTED_MATCHES;
-use crate::protect::{DEFAULT_KINDS, Kind as NamedKind, ProtectedMatch};
+use crate::protect::{DEFAULT_KINDS, Kind as NamedKind, ProtectedMatch, destinations_of_host};
 
 use super::matches;
 use super::reader::{Key, Reader, Table, Value, nearest};
@@ -31,7 +31,8 @@ pub(super) fn read(
     if let Some(value) = table.get("vlan") {
         matches::vlan(reader, value, sets, &mut of_tag);
     }
-    let mut list = List { reader, sets, of_tag, found: Vec::new() };
+    let own = table.get(OWN).and_then(|value| own_addresses(reader, value, sets));
+    let mut list = List { reader, sets, of_tag, own, found: Vec::new() };
     list.protocols(table, key.span());
     list.addresses_and_ports(table);
     list.matches(table);
@@ -41,12 +42,29 @@ pub(super) fn read(
     }
 }
 
+/// The key of the addresses of the host.
+const OWN: &str = "own_addresses";
+
+/// The destinations of neighbour discovery for the addresses of this key.
+fn own_addresses(reader: &mut Reader, value: &Value<'_>, sets: &mut Sets) -> Option<Addresses> {
+    let own = matches::addresses(reader, value, OWN, sets)?;
+    if own.v6.is_empty() {
+        let message = format!("`{OWN}` has no IPv6 address");
+        let hint = "add those of the interface, link-local ones too: neighbour discovery is about IPv6";
+        reader.error_with(value.span(), message, "IPv4 alone", hint);
+        return None;
+    }
+    Some(destinations_of_host(&own.v6))
+}
+
 /// The packets of one table.
 struct List<'r> {
     reader: &'r mut Reader,
     sets: &'r mut Sets,
     /// The tag that protected packets have, for all but `matches`.
     of_tag: Match,
+    /// The destinations of neighbour discovery that is protected; `None`: any.
+    own: Option<Addresses>,
     found: Vec<ProtectedMatch>,
 }
 
@@ -65,11 +83,19 @@ impl List<'_> {
         matches
     }
 
+    /// The match of a protocol with the conditions on the tag and on the destination.
+    fn of_host(&self, name: &str, mut matches: Match) -> Match {
+        if NamedKind::named(name).is_some_and(|kind| kind.is_to_own_addresses) {
+            matches.dst.clone_from(&self.own);
+        }
+        self.tagged(matches)
+    }
+
     /// `protocols`, or the default ones.
     fn protocols(&mut self, table: &Table<'_>, header: Range<usize>) {
         let Some(value) = table.get("protocols") else {
             for kind in DEFAULT_KINDS.into_iter().filter_map(NamedKind::named) {
-                let matches = self.tagged(kind.matches());
+                let matches = self.of_host(kind.name, kind.matches());
                 self.add(kind.name, matches, header.clone());
             }
             return;
@@ -84,7 +110,7 @@ impl List<'_> {
             return self.reader.error_with(value.span(), message, "with `not`", hint);
         }
         for (name, matches) in parts.included.into_iter().flatten() {
-            let matches = self.tagged(matches);
+            let matches = self.of_host(&name, matches);
             if self.found.iter().all(|found| found.name != name) {
                 self.add(&name, matches, value.span());
             }

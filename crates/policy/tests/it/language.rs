@@ -637,6 +637,14 @@ fn protect_lists_packets_by_port_address_tag_and_protocol() {
     for part in ["22", "192.0.2.1", "tcp"] {
         assert!(tagged.contains(part), "{tagged}");
     }
+    // Neighbour discovery of the host alone: its addresses, their groups, and the group of all nodes.
+    let own = protected("[protect]\nown_addresses = ['2001:db8::12:3456', 'fe80::/126']").expect("[protect]");
+    assert!(!own[0].contains("ff02"), "ARP names no address: {own:?}");
+    for line in &own[1..] {
+        for part in ["2001:db8::12:3456", "fe80::", "ff02::1", "ff02::1:ff12:3456", "ff02::1:ff00:0"] {
+            assert!(line.contains(part), "no {part} in {line}");
+        }
+    }
     // Included files add to it.
     assert_eq!(
         names("includes = ['site.toml']\n[protect]\nports = 22"),
