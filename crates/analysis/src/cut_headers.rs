@@ -9,7 +9,7 @@ use packet::stack::{
     Coordinate, FRAGMENT_CODES, HeaderStack, Level, MAX_TAGS, Network, PacketHeaders, Transport, Tunnel,
     ValueRanges,
 };
-use packet::{BRIDGED_ETHERNET, EtherType, Field, IpProtocol, MAX_MPLS_LABELS};
+use packet::{BRIDGED_ETHERNET, EtherType, Field, Header, IpProtocol, MAX_MPLS_LABELS};
 use program::Match;
 
 use crate::dimensions::Dimensions;
@@ -27,7 +27,7 @@ const IN_GRE: [u16; 5] = [
     EtherType::MPLS_MULTICAST.0,
     BRIDGED_ETHERNET.0,
 ];
-/// The headers that are read behind an outer IP header beside TCP, UDP and messages.
+/// The headers that are read behind an outer IP header beside transport headers and messages.
 const TUNNELS: [IpProtocol; 3] = [IpProtocol::ESP, IpProtocol::IPV4, IpProtocol::IPV6];
 /// The headers of at most eight bytes, which the first fragment of a packet contains (RFC 791, 3.1).
 const SHORT: [IpProtocol; 3] = [IpProtocol::UDP, IpProtocol::ICMP, IpProtocol::ESP];
@@ -51,14 +51,17 @@ impl CutHeader {
 
     /// All of them, as far as some match distinguishes packets with such a header from others.
     pub(super) fn all<'m>(mut matches: impl Iterator<Item = &'m Match> + Clone) -> Vec<Self> {
-        let mut all = in_packet(Level::Outer);
         // Without such a condition no set of packets contains these alone.
+        let is_sctp = |matches: &Match| matches.needs_header(Header::Sctp);
+        let has_sctp =
+            matches.clone().any(|matches| is_sctp(matches) || matches.inner.as_deref().is_some_and(is_sctp));
+        let mut all = in_packet(Level::Outer, has_sctp);
         if matches.clone().any(Match::needs_extended) {
             all.extend(behind_extension_headers());
         }
         if matches.any(Match::needs_tunnel) {
             // A packet in the first fragment of the outer one continues in the next.
-            let in_tunnels = in_packet(Level::Inner).into_iter().chain(in_tunnel());
+            let in_tunnels = in_packet(Level::Inner, has_sctp).into_iter().chain(in_tunnel());
             all.extend(in_tunnels.map(|cut| cut.with(before(FRAGMENT_CODES[1], Level::Outer))));
         }
         all
@@ -83,8 +86,9 @@ impl CutHeader {
     }
 }
 
-/// Headers that the headers of one packet announce: a tag, a network header, a transport header.
-fn in_packet(level: Level) -> Vec<CutHeader> {
+/// Headers that the headers of one packet announce: a tag, a network header, a transport header, which is
+/// that of SCTP only with `has_sctp`.
+fn in_packet(level: Level, has_sctp: bool) -> Vec<CutHeader> {
     let of = |holds: &dyn Fn(&HeaderStack, PacketHeaders) -> bool| {
         StackSet::of_stacks(|stack| {
             // What a tunnel header announces is not of this packet.
@@ -103,7 +107,8 @@ fn in_packet(level: Level) -> Vec<CutHeader> {
     let ether_type = field(Field::EtherType, level);
     let protocol = |message: IpProtocol, is_wanted: fn(IpProtocol) -> bool| {
         let tunnels = TUNNELS.into_iter().filter(|_| level == Level::Outer);
-        let all = [IpProtocol::TCP, IpProtocol::UDP, message].into_iter().chain(tunnels);
+        let sctp = has_sctp.then_some(IpProtocol::SCTP);
+        let all = [IpProtocol::TCP, IpProtocol::UDP, message].into_iter().chain(sctp).chain(tunnels);
         let all = all.filter(|one| is_wanted(*one)).map(|one| one.0.into());
         (field(Field::Protocol, level), each(all))
     };

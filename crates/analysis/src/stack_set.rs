@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use packet::stack::{Coordinate, HeaderStack, Level, ValueRanges};
 use packet::{FIELDS, Header};
 
-const WORDS: usize = 11;
+const WORDS: usize = 12;
 /// The first of the three alternatives for the number of outer tags: none, one, two.
 pub(super) const TAGS: usize = 64 * WORDS - 3;
 const TAG_BITS: u64 = 0b111 << 61;

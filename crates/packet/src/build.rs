@@ -6,10 +6,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use crate::lengths::SCTP_BYTES;
 use crate::tunnel::VNI_VALID;
 use crate::{
     BOTTOM_OF_STACK, EtherType, Field, FlowKey, GRE_HAS_KEY, IpProtocol, Layers, MPLS_UDP_PORT, MacAddr,
-    Parsed, VXLAN_UDP_PORT, checksum, mac_address,
+    Parsed, VXLAN_UDP_PORT, checksum, mac_address, offload,
 };
 
 /// The largest total length of an IP packet; longer payloads are cut to it.
@@ -56,6 +57,10 @@ enum Transport {
         flags: u8,
     },
     Udp {
+        src_port: u16,
+        dst_port: u16,
+    },
+    Sctp {
         src_port: u16,
         dst_port: u16,
     },
@@ -214,6 +219,11 @@ impl FrameBuilder {
                 let is_src = matches!(field, Field::SrcPort | Field::ExtSrcPort);
                 *if is_src { src_port } else { dst_port } = word;
             }
+            Field::SctpSrcPort | Field::SctpDstPort => {
+                if let Transport::Sctp { src_port, dst_port } = &mut self.transport {
+                    *if field == Field::SctpSrcPort { src_port } else { dst_port } = word;
+                }
+            }
             Field::TcpFlags | Field::ExtTcpFlags => {
                 if let Transport::Tcp { flags, .. } = &mut self.transport {
                     *flags = byte;
@@ -288,6 +298,12 @@ impl FrameBuilder {
     /// A UDP datagram.
     pub fn udp(mut self, src_port: u16, dst_port: u16) -> Self {
         self.transport = Transport::Udp { src_port, dst_port };
+        self
+    }
+
+    /// An SCTP packet whose chunks are the payload.
+    pub fn sctp(mut self, src_port: u16, dst_port: u16) -> Self {
+        self.transport = Transport::Sctp { src_port, dst_port };
         self
     }
 
@@ -388,6 +404,7 @@ impl FrameBuilder {
             Transport::None => 0,
             Transport::Tcp { .. } => 20,
             Transport::Udp { .. } | Transport::Icmp { .. } => 8,
+            Transport::Sctp { .. } => SCTP_BYTES,
         }
     }
 
@@ -395,6 +412,7 @@ impl FrameBuilder {
         self.protocol.unwrap_or(match (self.transport, self.network) {
             (Transport::Tcp { .. }, _) => IpProtocol::TCP,
             (Transport::Udp { .. }, _) => IpProtocol::UDP,
+            (Transport::Sctp { .. }, _) => IpProtocol::SCTP,
             (Transport::Icmp { .. }, Network::V6 { .. }) => IpProtocol::ICMPV6,
             (Transport::Icmp { .. }, _) => IpProtocol::ICMP,
             // For experiments and tests (RFC 3692).
@@ -402,7 +420,7 @@ impl FrameBuilder {
         })
     }
 
-    /// The transport header and the payload. The checksum of an echo request is right; others are still zero.
+    /// The transport header and the payload. Checksums of ICMP and SCTP are right; others are still zero.
     fn segment(&self, payload: &[u8]) -> Vec<u8> {
         if !self.starts_transport() {
             return payload.to_vec();
@@ -421,6 +439,12 @@ impl FrameBuilder {
                 segment.extend(((8 + payload.len()) as u16).to_be_bytes());
                 segment.extend([0, 0]);
             }
+            Transport::Sctp { src_port, dst_port } => {
+                segment.extend(src_port.to_be_bytes());
+                segment.extend(dst_port.to_be_bytes());
+                // A verification tag, and the checksum.
+                segment.extend([0, 0, 0, 1, 0, 0, 0, 0]);
+            }
             Transport::Icmp { icmp_type, code, rest } => {
                 let echo_request = if matches!(self.network, Network::V6 { .. }) { 128 } else { 8 };
                 segment.extend([icmp_type.unwrap_or(echo_request), code, 0, 0]);
@@ -428,6 +452,9 @@ impl FrameBuilder {
             }
         }
         segment.extend(payload);
+        if let Transport::Sctp { .. } = self.transport {
+            offload::write_sctp_checksum(&mut segment);
+        }
         if let Transport::Icmp { .. } = self.transport {
             let checksum = match self.network {
                 Network::V6 { src, dst } => {

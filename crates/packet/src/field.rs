@@ -33,6 +33,8 @@ pub enum Header {
     Ports,
     /// TCP.
     Tcp,
+    /// SCTP.
+    Sctp,
     /// ICMP.
     Icmp,
     /// ICMPv6.
@@ -62,7 +64,7 @@ pub enum Form {
     Number,
     /// A number whose bits have meanings of their own.
     Bits,
-    /// A TCP or UDP port.
+    /// A port of TCP, UDP or SCTP.
     Port,
     /// A VLAN identifier.
     VlanId,
@@ -232,6 +234,14 @@ fields! {
     TcpFlags: "tcp_flags", 8, Header::Tcp, Form::Flags(&TCP_FLAGS), [], Read::Packet(|key| key.tcp_flags.into());
         "a combination of TCP flags", TCP_FLAGS_HINT;
 
+    "SCTP source port."
+    SctpSrcPort: "sctp_src_port", 16, Header::Sctp, Form::Port, [], Read::Packet(|key| key.src_port.into());
+        "a port", PORT_HINT;
+
+    "SCTP destination port."
+    SctpDstPort: "sctp_dst_port", 16, Header::Sctp, Form::Port, [], Read::Packet(|key| key.dst_port.into());
+        "a port", PORT_HINT;
+
     "Type of an ICMP message: 8 is an echo request."
     IcmpType: "icmp_type", 8, Header::Icmp, Form::Number, [], Read::Packet(|key| key.icmp_type.into());
         "an ICMP type", BYTE_HINT;
@@ -310,6 +320,14 @@ impl Field {
         self.row().name
     }
 
+    /// The source and the destination port right behind this protocol, which has ports.
+    pub const fn ports_of(protocol: IpProtocol) -> [Self; 2] {
+        match protocol {
+            IpProtocol::SCTP => [Self::SctpSrcPort, Self::SctpDstPort],
+            _ => [Self::SrcPort, Self::DstPort],
+        }
+    }
+
     /// Returns the corresponding field behind IPv6 extension headers, if there is one.
     pub fn behind_extension_headers(self) -> Option<Self> {
         EXTENDED.iter().find(|(field, _)| *field == self).map(|(_, behind)| *behind)
@@ -335,8 +353,9 @@ impl Field {
         !matches!(self.row().form, Form::Mac | Form::Address)
     }
 
-    /// The value in a packet, inside a tunnel or not; 0 if the packet lacks the header. Fields of tunnel
-    /// headers are not in a packet's own headers.
+    /// The value in a packet, inside a tunnel or not; 0 if the packet lacks the header, but for the ports of
+    /// TCP, UDP and SCTP, which are those of whichever header is there. Fields of tunnel headers are not in a
+    /// packet's own headers.
     #[inline]
     pub fn in_packet(self, key: &FlowKey) -> u128 {
         match self.row().read {
@@ -401,6 +420,7 @@ impl Header {
             Self::Ipv6 => "IPv6",
             Self::Ports => "TCP or UDP",
             Self::Tcp => "TCP",
+            Self::Sctp => "SCTP",
             Self::Icmp => "ICMP",
             Self::Icmpv6 => "ICMPv6",
             Self::Extended | Self::ExtendedPorts | Self::ExtendedTcp | Self::ExtendedIcmpv6 => {
@@ -427,6 +447,7 @@ impl Header {
         match self {
             Self::Ports => &[IpProtocol::TCP, IpProtocol::UDP],
             Self::Tcp => &[IpProtocol::TCP],
+            Self::Sctp => &[IpProtocol::SCTP],
             Self::Icmp => &[IpProtocol::ICMP],
             Self::Icmpv6 => &[IpProtocol::ICMPV6],
             Self::Extended | Self::ExtendedPorts | Self::ExtendedTcp | Self::ExtendedIcmpv6 => {
@@ -452,7 +473,7 @@ impl Header {
         self.needs_ip() && !self.is_ip()
     }
 
-    /// Whether it has ports.
+    /// Whether it has ports of TCP or UDP.
     pub const fn has_ports(self) -> bool {
         matches!(self, Self::Ports | Self::ExtendedPorts)
     }
@@ -493,6 +514,7 @@ impl Header {
             Self::Ipv6 => Layers::IPV6,
             Self::Ports => Layers::TCP.union(Layers::UDP),
             Self::Tcp => Layers::TCP,
+            Self::Sctp => Layers::SCTP,
             Self::Icmp => Layers::ICMP,
             Self::Icmpv6 => Layers::ICMPV6,
             Self::Extended => Layers::IPV6,

@@ -12,7 +12,7 @@ use crate::slots::{
 use crate::{EtherType, IpProtocol, MacAddr, mac_number};
 
 bitflags::bitflags! {
-    /// Which layers a frame has. TCP and UDP mean that the whole fixed header is there, ports included.
+    /// Which layers a frame has. TCP, UDP and SCTP mean that the whole fixed header is there, ports included.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub struct Layers: u16 {
         /// At least one VLAN tag.
@@ -44,6 +44,8 @@ bitflags::bitflags! {
         const EXTENDED_UDP = 1 << 12;
         /// The common part of an ICMPv6 header behind IPv6 extension headers.
         const EXTENDED_ICMPV6 = 1 << 13;
+        /// The common header of an SCTP packet right behind the IP header (RFC 9260, 3.1).
+        const SCTP = 1 << 14;
     }
 }
 
@@ -80,9 +82,9 @@ pub struct FlowKey {
     pub ip_flags: u8,
     /// IPv6 flow label, 20 bits.
     pub flow_label: u32,
-    /// TCP or UDP source port.
+    /// Source port of TCP, UDP or SCTP, whichever layer is here.
     pub src_port: u16,
-    /// TCP or UDP destination port.
+    /// Destination port of TCP, UDP or SCTP, whichever layer is here.
     pub dst_port: u16,
     /// TCP flags, CWR (0x80) to FIN (0x01).
     pub tcp_flags: u8,
@@ -153,6 +155,9 @@ impl FlowKey {
     pub fn image(&self) -> [u64; LEVEL_WORDS] {
         let layer = |layer, slot: Slot| u64::from(self.layers.contains(layer)) << slot.shift;
         let place = |value: u64, slot: Slot| (value & slot.ones()) << slot.shift;
+        // Devices match the ports of TCP and UDP alone.
+        let has_ports = self.layers.intersects(Layers::TCP.union(Layers::UDP));
+        let [src_port, dst_port] = if has_ports { [self.src_port, self.dst_port] } else { [0, 0] };
         let is_c_tag = self.layers.contains(Layers::VLAN) && self.vlan_tpid == EtherType::VLAN.0;
         let tci = if is_c_tag { self.vlan_tci } else { 0 };
         let [dst, src] = [self.dst_ip, self.src_ip].map(u128::from_be_bytes);
@@ -165,8 +170,8 @@ impl FlowKey {
                 | place(self.ttl.into(), TTL)
                 | place(self.protocol.into(), PROTOCOL)
                 | place(self.tos.into(), TOS)
-                | place(self.src_port.into(), SRC_PORT)
-                | place(self.dst_port.into(), DST_PORT),
+                | place(src_port.into(), SRC_PORT)
+                | place(dst_port.into(), DST_PORT),
             (dst >> u64::BITS) as u64,
             (src >> u64::BITS) as u64,
             dst as u64,

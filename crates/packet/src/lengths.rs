@@ -14,6 +14,8 @@ pub(crate) const IPV6_BYTES: usize = 40;
 pub(crate) const TCP_BYTES: usize = 20;
 /// A UDP header (RFC 768).
 pub(crate) const UDP_BYTES: usize = 8;
+/// The common header of an SCTP packet (RFC 9260, 3.1).
+pub(crate) const SCTP_BYTES: usize = 12;
 /// A VXLAN header (RFC 7348, 5).
 pub(crate) const VXLAN_BYTES: usize = 8;
 /// A GRE header without the fields that its flags announce (RFC 2784, 2.1).

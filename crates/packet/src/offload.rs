@@ -52,11 +52,7 @@ impl Offload {
             return false;
         };
         if at == SCTP_CHECKSUM_AT {
-            let Some(field) = covered.get_mut(at..at + 4) else { return false };
-            field.fill(0);
-            let checksum = crc32c::crc32c(covered).to_le_bytes();
-            covered[at..at + 4].copy_from_slice(&checksum);
-            return true;
+            return write_sctp_checksum(covered);
         }
         let checksum = match checksum::ipv4_header(covered) {
             // For UDP a field of 0 means that there is none (RFC 768); the two are equal in ones' complement.
@@ -66,6 +62,16 @@ impl Offload {
         covered[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
         true
     }
+}
+
+/// Writes the checksum of an SCTP packet. Returns whether there is room for it.
+pub(crate) fn write_sctp_checksum(packet: &mut [u8]) -> bool {
+    let place = SCTP_CHECKSUM_AT..SCTP_CHECKSUM_AT + 4;
+    let Some(field) = packet.get_mut(place.clone()) else { return false };
+    field.fill(0);
+    let checksum = crc32c::crc32c(packet).to_le_bytes();
+    packet[place].copy_from_slice(&checksum);
+    true
 }
 
 /// The statements of an offload header about a merged frame.

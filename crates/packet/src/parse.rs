@@ -12,7 +12,7 @@
 //! Every header is taken as a fixed-size array (`first_chunk`), so that one length check covers all of its
 //! fields.
 
-use crate::lengths::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, TAG_BYTES, TCP_BYTES, UDP_BYTES};
+use crate::lengths::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, SCTP_BYTES, TAG_BYTES, TCP_BYTES, UDP_BYTES};
 use crate::{Anomaly, EtherType, ExtendedKey, FlowKey, IpProtocol, Layers, MacAddr};
 
 /// The length of a fragment header, and the least of any other extension header.
@@ -291,12 +291,13 @@ fn ipv6<const INSIDE: bool>(parsed: &mut Parsed, packet: &[u8]) {
 }
 
 /// Reads what follows the extension headers (RFC 8200, 4). Where one cannot be read, its number is the
-/// protocol. The checks of lengths behind them are left to the host: there is no anomaly.
+/// protocol. The checks of lengths behind them are left to the host: there is no anomaly. Of SCTP there the
+/// ports are not read.
 #[cold]
 fn extended(parsed: &mut Parsed, payload: &[u8]) {
     let (protocol, segment) = upper_layer(IpProtocol(parsed.key.protocol), payload);
     parsed.key.extended.protocol = protocol.0;
-    let Some(segment) = segment else { return };
+    let Some(segment) = segment.filter(|_| protocol != IpProtocol::SCTP) else { return };
     let key = FlowKey { layers: Layers::IPV6, protocol: protocol.0, ..FlowKey::default() };
     let mut upper = Parsed { key, ..Parsed::default() };
     transport(&mut upper, segment, 0);
@@ -363,6 +364,7 @@ fn transport(parsed: &mut Parsed, payload: &[u8], offset: u16) {
     match IpProtocol(parsed.key.protocol) {
         IpProtocol::TCP => tcp(parsed, payload, offset),
         IpProtocol::UDP => udp(parsed, payload, offset),
+        IpProtocol::SCTP => sctp(parsed, payload),
         IpProtocol::ICMP if parsed.key.layers.contains(Layers::IPV4) => icmp(parsed, payload, Layers::ICMP),
         IpProtocol::ICMPV6 if parsed.key.layers.contains(Layers::IPV6) => {
             icmp(parsed, payload, Layers::ICMPV6);
@@ -403,6 +405,15 @@ fn udp(parsed: &mut Parsed, datagram: &[u8], offset: u16) {
     let too_long = length > datagram.len() && !key.layers.contains(Layers::FRAGMENT);
     if length < UDP_BYTES || too_long {
         parsed.note(Anomaly::UdpLength);
+    }
+}
+
+/// The ports are where those of TCP and UDP are. A packet without the whole common header has no SCTP layer.
+fn sctp(parsed: &mut Parsed, packet: &[u8]) {
+    if let Some(&[s0, s1, d0, d1, ..]) = packet.first_chunk::<SCTP_BYTES>() {
+        parsed.key.layers |= Layers::SCTP;
+        parsed.key.src_port = u16::from_be_bytes([s0, s1]);
+        parsed.key.dst_port = u16::from_be_bytes([d0, d1]);
     }
 }
 

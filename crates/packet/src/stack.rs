@@ -82,6 +82,8 @@ pub enum Transport {
     Tcp,
     /// UDP.
     Udp,
+    /// SCTP; not behind IPv6 extension headers.
+    Sctp,
     /// ICMP behind IPv4, ICMPv6 behind IPv6.
     Icmp,
 }
@@ -270,8 +272,8 @@ const fn usual(field: Field) -> u128 {
         Field::DstV4 => 0xc633_6401,
         Field::SrcV6 => 0x2001_0db8 << 96 | 1,
         Field::DstV6 => 0x2001_0db8 << 96 | 2,
-        Field::SrcPort | Field::ExtSrcPort => 49_152,
-        Field::DstPort | Field::ExtDstPort => 9,
+        Field::SrcPort | Field::SctpSrcPort | Field::ExtSrcPort => 49_152,
+        Field::DstPort | Field::SctpDstPort | Field::ExtDstPort => 9,
         Field::SrcMac => 0x0200_0000_0001,
         Field::DstMac => 0x0200_0000_0002,
         // For experiments: IEEE 802 local, RFC 3692.
@@ -292,7 +294,8 @@ static STACKS: LazyLock<Vec<HeaderStack>> = LazyLock::new(|| {
     let (v4, v6) = (ip_packets(&[Network::V4]), ip_packets(&[Network::V6]));
     stacks.extend(v4.iter().chain(&v6).chain([&PacketHeaders::NONE]).map(|headers| plain(*headers)));
     for network in [Network::V6, Network::V6Fragment] {
-        let extended = TRANSPORTS.map(|behind| PacketHeaders {
+        let behind = TRANSPORTS.into_iter().filter(|behind| *behind != Transport::Sctp);
+        let extended = behind.map(|behind| PacketHeaders {
             extended: Some(behind),
             ..PacketHeaders::of(network, Transport::None)
         });
@@ -320,7 +323,8 @@ static STACKS: LazyLock<Vec<HeaderStack>> = LazyLock::new(|| {
     stacks
 });
 
-const TRANSPORTS: [Transport; 4] = [Transport::Tcp, Transport::Udp, Transport::Icmp, Transport::None];
+const TRANSPORTS: [Transport; 5] =
+    [Transport::Tcp, Transport::Udp, Transport::Icmp, Transport::None, Transport::Sctp];
 
 fn ip_packets(networks: &[Network]) -> Vec<PacketHeaders> {
     let mut packets = Vec::new();
@@ -402,6 +406,7 @@ impl HeaderStack {
             Header::Ipv6 => headers.is_v6(),
             Header::Ports => headers.has_ports(),
             Header::Tcp => headers.transport == Transport::Tcp,
+            Header::Sctp => headers.transport == Transport::Sctp,
             Header::Icmp => headers.transport == Transport::Icmp && headers.is_v4(),
             Header::Icmpv6 => headers.transport == Transport::Icmp && headers.is_v6(),
             Header::Extended => headers.extended.is_some(),
@@ -489,7 +494,7 @@ impl HeaderStack {
                 Transport::Udp => Some(these(&[IpProtocol::UDP.0.into()])),
                 Transport::Icmp => Some(these(&[IpProtocol::ICMPV6.0.into()])),
                 // Any, since headers may be cut off.
-                Transport::None => None,
+                Transport::None | Transport::Sctp => None,
             },
             Field::DstPort if level == Level::Outer => match (self.tunnel, self.labels) {
                 (Tunnel::Vxlan, _) => Some(these(&[VXLAN_UDP_PORT.into()])),
@@ -520,6 +525,7 @@ impl HeaderStack {
             (Network::V6Fragment, ..) => Some(IpProtocol::FRAGMENT),
             (_, Transport::Tcp, _) => Some(IpProtocol::TCP),
             (_, Transport::Udp, _) => Some(IpProtocol::UDP),
+            (_, Transport::Sctp, _) => Some(IpProtocol::SCTP),
             (Network::V4, Transport::Icmp, _) => Some(IpProtocol::ICMP),
             (_, Transport::Icmp, _) => Some(IpProtocol::ICMPV6),
             (_, _, Tunnel::Esp) => Some(IpProtocol::ESP),
@@ -528,7 +534,7 @@ impl HeaderStack {
                 Some(IpProtocol::IPV4)
             }
             (_, _, Tunnel::IpInIp) => Some(IpProtocol::IPV6),
-            // A transport header that is cut off is not read, so even 6 and 17 are possible here.
+            // A transport header that is cut off is not read, so even 6, 17 and 132 are possible here.
             _ => None,
         }
     }

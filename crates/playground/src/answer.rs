@@ -119,7 +119,7 @@ pub(crate) fn check(device: &PolicyOnDevice) -> Result<CheckAnswer, String> {
     let report = Report::of(&job).with_written_actions(&policy);
     let program = report.program.as_ref();
     let lost = program.map(|program| LostReport::errors(&policy, program)).unwrap_or_default();
-    let protection = ProtectionReport::of(&policy, program);
+    let protection = ProtectionReport::of(&job, program);
     let room = program.and_then(|program| DeviceRoom::of(&job, program, false));
     let (room_errors, of_room) = reports::room_findings(room.as_ref(), &policy, &model);
     let analysis = analysis::analyse(&policy, &mut |_| {});

@@ -378,7 +378,7 @@ pub(crate) const PROTECT: &[Key] = &[
     key(
         "ports",
         Numbers(u16::MAX as u64),
-        "Ports of the host's services: 53, \"22/tcp\", \"6000-6010/udp\".",
+        "Ports of the host's services: 53, \"22/tcp\", \"6000-6010/udp\", \"2905/sctp\".",
     ),
     key(
         "remote_ports",
@@ -394,6 +394,11 @@ pub(crate) const PROTECT: &[Key] = &[
         "sources",
         Strings,
         "The source addresses of protected ports; of all packets where no port is listed.",
+    ),
+    key(
+        "own_addresses",
+        Strings,
+        "The IPv6 addresses of this host: nd and ra are protected where they are to it or its groups.",
     ),
     key("vlan", Numbers(4095), "The tag of protected packets; none, any or ids. Any or no tag if left out."),
     key(

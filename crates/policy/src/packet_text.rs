@@ -381,6 +381,7 @@ fn network(
         (Some(number), _) => match (IpProtocol(u8::try_from(number).unwrap_or(u8::MAX)), version) {
             (IpProtocol::TCP, _) => frame.tcp(0, 0, short::USUAL_TCP_FLAGS),
             (IpProtocol::UDP, _) => frame.udp(0, 0),
+            (IpProtocol::SCTP, _) => frame.sctp(0, 0),
             (IpProtocol::ICMP, IpVersion::V4) | (IpProtocol::ICMPV6, IpVersion::V6) => frame.icmp_echo(0, 0),
             (other, _) => frame.protocol(other),
         },

@@ -113,17 +113,9 @@ impl Policy {
         rules.sort_by_key(|(form, _)| *form);
         let definition = |InsertedRule { name, matches, action }| RuleDefinition {
             name,
-            description: None,
-            matches: matches.to_match(),
             action,
-            direction: Direction::Ingress,
             priority,
-            count: false,
-            sinks: None,
-            policing: Policing::default(),
-            multicast_default: false,
-            place: runtime.place.clone(),
-            name_place: runtime.place.clone(),
+            ..RuleDefinition::for_host(matches.to_match(), runtime.place.clone())
         };
         let rules: Vec<RuleDefinition> = rules.into_iter().map(|(_, rule)| definition(rule)).collect();
         runtime.before = before + rules.len();
@@ -275,6 +267,27 @@ pub struct RuleDefinition {
     pub place: Place,
     /// The place of its name.
     pub name_place: Place,
+}
+
+impl RuleDefinition {
+    /// An uncounted rule without a name that leaves received packets to the host.
+    #[must_use]
+    pub fn for_host(matches: Match, place: Place) -> Self {
+        Self {
+            name: String::new(),
+            description: None,
+            matches,
+            action: Action::Kernel,
+            direction: Direction::Ingress,
+            priority: 0,
+            count: false,
+            sinks: None,
+            policing: Policing::default(),
+            multicast_default: false,
+            name_place: place.clone(),
+            place,
+        }
+    }
 }
 
 /// The action of a rule or of the default: what the operator wrote. What a worker or the device then does

@@ -2,16 +2,21 @@
 //! policy under which a protected packet may miss the host, and a policy for which that is not decided.
 
 use analysis::{Missed, Protected};
+use compiler::Job;
 use packet::Field;
 use policy::policy::{Action, RuleDefinition};
 use policy::protect::ProtectedMatch;
 use policy::{Diagnostic, Policy};
-use program::{DEFAULT_RULE, Match, Predicate, Program, RangeSet};
+use program::{DEFAULT_RULE, Inseparable, Match, Predicate, Program, RangeSet, UndecidedReason};
 
 use crate::lost_exceptions::{TakenReason, taken_reason};
 
 /// The longest match that a remedy quotes, in bytes.
 const MAX_QUOTED: usize = 400;
+
+/// The most flows that a remedy may cost while there is no search for a cheaper one that leaves more packets
+/// to the host.
+const FEW_FLOWS: usize = 1000;
 
 /// The outcome of the protected packets.
 pub struct ProtectionReport {
@@ -22,9 +27,10 @@ pub struct ProtectionReport {
 }
 
 impl ProtectionReport {
-    /// `program`: what a device would run, if the policy compiles for it.
+    /// `program`: what a device would run for the job, if its policy compiles.
     #[must_use]
-    pub fn of(policy: &Policy, program: Option<&Program>) -> Self {
+    pub fn of(job: &Job<'_>, program: Option<&Program>) -> Self {
+        let policy = job.policy;
         let by_policy = analysis::protection(policy);
         let found = match program {
             Some(program) => analysis::protection_on_device(policy, program, &by_policy),
@@ -32,7 +38,7 @@ impl ProtectionReport {
         };
         let protected = policy.protect.iter().flatten().zip(by_policy.iter().zip(&found));
         let errors = protected.filter_map(|(protected, found)| match found {
-            (Protected::Missed(missed), _) => Some(taken_by_policy(policy, protected, missed)),
+            (Protected::Missed(missed), _) => Some(taken_by_policy(job, program, protected, missed)),
             (Protected::NotDecided(why), _) | (Protected::Safe, Protected::NotDecided(why)) => {
                 Some(not_decided(protected, why))
             }
@@ -97,7 +103,13 @@ fn listed_as(protected: &ProtectedMatch) -> String {
     format!("`{}` (line {})", protected.name, protected.place.line())
 }
 
-fn taken_by_policy(policy: &Policy, protected: &ProtectedMatch, missed: &Missed) -> Diagnostic {
+fn taken_by_policy(
+    job: &Job<'_>,
+    program: Option<&Program>,
+    protected: &ProtectedMatch,
+    missed: &Missed,
+) -> Diagnostic {
+    let policy = job.policy;
     let rule = policy.rules.get(missed.taken_by.index());
     let (place, taker, before) = named(policy, rule);
     let message = format!(
@@ -105,14 +117,74 @@ fn taken_by_policy(policy: &Policy, protected: &ProtectedMatch, missed: &Missed)
         listed_as(protected),
         missed.witness
     );
-    let matches = analysis::match_text(&matched_by_devices(&protected.matches));
+    let (matches, cost) = cheapest(job, program, missed.taken_by.index(), &protected.matches);
+    let matches = analysis::match_text(&matches);
     let remedy = match matches.len() {
         0..=MAX_QUOTED => format!("add a rule{before} with match = {matches} and action = \"kernel\""),
         _ => format!("add a rule{before} with action = \"kernel\" that matches them"),
     };
+    let remedy = match cost {
+        None => remedy,
+        Some(Ok(flows)) => format!("{remedy}, for {flows} more flows"),
+        Some(Err(inseparable)) => {
+            format!(
+                "narrow {taker}: with a rule before it that leaves these packets to the host it {}",
+                inseparable.words()
+            )
+        }
+    };
     place
         .error(message, "the host would not receive these")
         .hint(format!("{remedy}, or protect fewer packets"))
+}
+
+/// The flows that a device has more with a rule, or why it cannot take its packets out of other flows.
+type RuleCost = Result<usize, Inseparable>;
+
+/// The match of a rule that leaves the packets to the host, with its cost: that of the packets if that takes
+/// few flows, else without addresses if that takes fewer. `None`: the cost is not known.
+fn cheapest(
+    job: &Job<'_>,
+    program: Option<&Program>,
+    before: usize,
+    matches: &Match,
+) -> (Match, Option<RuleCost>) {
+    let exact = matched_by_devices(matches);
+    let any_host = Match { src: None, dst: None, ..exact.clone() };
+    let candidates = match exact != any_host && any_host.values().next().is_some() {
+        true => vec![exact, any_host],
+        false => vec![exact],
+    };
+    let costs = candidates.into_iter().map(|matches| {
+        let cost = program.and_then(|program| cost(job, program, before, &matches));
+        (matches, cost)
+    });
+    let rank = |cost: &Option<RuleCost>| match cost {
+        Some(Ok(..=FEW_FLOWS)) => (0, 0),
+        Some(Ok(flows)) => (0, *flows),
+        None => (1, 0),
+        Some(Err(_)) => (2, 0),
+    };
+    costs.min_by_key(|(_, cost)| rank(cost)).unwrap_or_else(|| (matches.clone(), None))
+}
+
+/// The cost of a rule before the one of this index, by compiling with it; `None`: the policy then does not
+/// compile.
+fn cost(job: &Job<'_>, program: &Program, before: usize, matches: &Match) -> Option<RuleCost> {
+    let mut policy = job.policy.clone();
+    let place = policy.default_place.clone();
+    let before = before.min(policy.rules.len());
+    policy.rules.insert(before, RuleDefinition::for_host(matches.clone(), place));
+    let with_rule = Job { policy: &policy, previous: None, weights: None, ..*job }.compile().ok()?;
+    let undecided = &with_rule.rules.get(before)?.undecided;
+    let inseparable = undecided.iter().find_map(|note| match note.why {
+        UndecidedReason::KernelException { inseparable, .. } => Some(inseparable),
+        _ => None,
+    });
+    Some(match inseparable {
+        Some(inseparable) => Err(inseparable),
+        None => Ok(with_rule.flows.len().saturating_sub(program.flows.len())),
+    })
 }
 
 /// The match without the conditions that no device can match, so that a device can leave all of its packets
@@ -168,5 +240,50 @@ fn named<'p>(policy: &'p Policy, rule: Option<&'p RuleDefinition>) -> (&'p polic
     match rule {
         Some(rule) => (&rule.place, format!("the rule `{}`", rule.name), format!(" before `{}`", rule.name)),
         None => (&policy.default_place, format!("the {DEFAULT_RULE}"), String::new()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use device_model::DeviceModel;
+    use policy::{NoFiles, Source};
+
+    use super::*;
+
+    /// The flows of a policy on mlx5 and the remedies for its protected packets.
+    fn flows_and_remedies(text: &str) -> (usize, Vec<String>) {
+        let (policy, _) = policy::parse(&Source::new("p.toml", text), &NoFiles).expect("a policy");
+        let profile = DeviceModel::mlx5();
+        let job = Job::new(&policy, &profile, 1);
+        let program = job.compile().expect("it fits");
+        let errors = ProtectionReport::of(&job, Some(&program)).errors;
+        let hints = errors.iter().map(|error| error.hint.clone().expect("a hint"));
+        (program.flows.len(), hints.collect())
+    }
+
+    /// The policy takes a segment, so neighbour discovery of all its hosts.
+    #[test]
+    fn the_remedy_states_its_flows() {
+        let text = |protect: &str, rule: &str| {
+            format!(
+                "version = 1\n[protect]\nprotocols = ['nd']\n{protect}\n[groups.g]\nworkers = [0]\n{rule}\
+                 [[rules]]\nname = 'segment'\nmatch = {{ dst = ['2001:db8:1::/64', 'ff02::/16'] }}\naction = 'steer g'\n"
+            )
+        };
+        for protect in ["", "own_addresses = ['2001:db8:1::7', 'fe80::7']"] {
+            let (before, remedies) = flows_and_remedies(&text(protect, ""));
+            let [remedy] = &remedies[..] else { panic!("{remedies:?}") };
+            let (_, rest) = remedy.split_once("with match = ").expect("a match");
+            let (matches, rest) = rest.split_once(" and action").expect("an action");
+            let (_, cost) = rest.split_once(", for ").unwrap_or_else(|| panic!("{remedy}"));
+            let rule = format!("[[rules]]\nname = 'kept'\nmatch = {matches}\naction = 'kernel'\n");
+            let (after, none) = flows_and_remedies(&text(protect, &rule));
+            assert_eq!(none, [""; 0]);
+            assert!(
+                cost.starts_with(&format!("{} more flows", after - before)),
+                "{after} - {before}: {remedy}"
+            );
+            assert!(after - before <= FEW_FLOWS, "{remedy}");
+        }
     }
 }

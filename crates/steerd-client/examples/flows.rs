@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use packet::{FlowKey, Layers};
+use packet::{FlowKey, IpProtocol, Layers};
 use steerd_client::{Options, PacketBatch, SinkClient};
 
 /// The most flows that are kept apart; further ones are counted together.
@@ -63,8 +63,8 @@ fn name(key: &FlowKey) -> String {
     let Some((src, dst)) = addresses(key) else {
         return format!("{} -> {} type {:#06x}", key.src_mac, key.dst_mac, key.ether_type);
     };
-    if key.layers.intersects(Layers::TCP | Layers::UDP) {
-        let protocol = if key.layers.contains(Layers::TCP) { "tcp" } else { "udp" };
+    if key.layers.intersects(Layers::TCP | Layers::UDP | Layers::SCTP) {
+        let protocol = IpProtocol(key.protocol);
         format!("{protocol} {src} port {} -> {dst} port {}", key.src_port, key.dst_port)
     } else {
         format!("protocol {} {src} -> {dst}", key.protocol)

@@ -31,7 +31,8 @@ impl CarvedPolicy {
         let mut warnings = read.warnings.clone();
         // Whether the queues exist is found with the filters: the compiler's words are about workers.
         let device = model.device(room);
-        let program = match Job::new(policy, &device, workers_named(policy)).compile() {
+        let job = Job::new(policy, &device, workers_named(policy));
+        let program = match job.compile() {
             Ok(program) => program,
             Err(problems) => {
                 return Self { program: None, filters: Err(CarveRefusal::default()), problems, warnings };
@@ -44,7 +45,7 @@ impl CarvedPolicy {
         }
         if problems.is_empty() {
             problems.extend(LostReport::errors(policy, &program));
-            problems.extend(ProtectionReport::of(policy, Some(&program)).errors);
+            problems.extend(ProtectionReport::of(&job, Some(&program)).errors);
             warnings.extend(reports::protection_warning(policy));
         }
         Self { program: Some(Arc::new(program)), filters, problems: Diagnostics::from(problems), warnings }

@@ -157,8 +157,7 @@ impl Read {
         }
         warnings.extend(Check::of(&job, &program).warnings);
         let lost = LostReport::errors(&policy, &program).into_iter();
-        let mut refused =
-            lost.chain(ProtectionReport::of(&policy, Some(&program)).errors).collect::<Vec<_>>();
+        let mut refused = lost.chain(ProtectionReport::of(&job, Some(&program)).errors).collect::<Vec<_>>();
         if let Some(own) = own.as_mut().filter(|_| proves_room) {
             let of_own = Job::new(own, profile, workers);
             let alone = if device_rules.is_empty() { None } else { Some(of_own.compile()?) };

@@ -47,7 +47,7 @@ impl PolicyFindings {
         let (room_errors, of_room) = reports::room_findings(room.as_ref(), policy, job.profile);
         Self {
             lost: program.map(|program| LostReport::of(policy, program)).unwrap_or_default(),
-            protection: ProtectionReport::of(policy, program),
+            protection: ProtectionReport::of(job, program),
             room,
             room_errors,
             requirement: RequiredTests::missing(source, policy),

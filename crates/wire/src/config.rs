@@ -275,6 +275,8 @@ pub enum TrafficProtocol {
     Udp,
     /// TCP segments.
     Tcp,
+    /// SCTP packets with arbitrary chunks.
+    Sctp,
     /// ICMP echo requests, ICMPv6 between IPv6 addresses.
     Icmp,
     /// ARP requests from and for the IPv4 addresses.
@@ -391,7 +393,7 @@ impl FromStr for TrafficProtocol {
             "igmp" => Self::Ip(2),
             "gre" => Self::Ip(47),
             "esp" => Self::Ip(50),
-            "sctp" => Self::Ip(132),
+            "sctp" => Self::Sctp,
             number => Self::Ip(number.parse().map_err(|_| {
                 format!(
                     "`{number}` is not udp, tcp, icmp, arp, igmp, gre, esp, sctp or an IP protocol number"

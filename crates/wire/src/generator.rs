@@ -350,7 +350,7 @@ impl<'c> Template<'c> {
     }
 
     fn has_ports(&self) -> bool {
-        matches!(self.traffic.protocol, TrafficProtocol::Tcp | TrafficProtocol::Udp)
+        matches!(self.traffic.protocol, TrafficProtocol::Tcp | TrafficProtocol::Udp | TrafficProtocol::Sctp)
     }
 
     fn combinations(&self) -> u128 {
@@ -391,6 +391,7 @@ impl<'c> Template<'c> {
         builder = match traffic.protocol {
             TrafficProtocol::Udp => builder.udp(src_port, dst_port),
             TrafficProtocol::Tcp => builder.tcp(src_port, dst_port, self.tcp_flags),
+            TrafficProtocol::Sctp => builder.sctp(src_port, dst_port),
             TrafficProtocol::Icmp => builder.icmp_echo(combination as u16, 1),
             TrafficProtocol::Ip(number) => builder.protocol(IpProtocol(number)),
             TrafficProtocol::Arp => builder,

@@ -354,6 +354,29 @@ fn an_exceeded_limit_names_a_rule() {
     assert!(problems.contains(wanted), "{problems}");
 }
 
+/// No flow spec has the ports of SCTP: flows match the protocol, and a worker decides.
+#[test]
+fn sctp_ports_are_decided_by_workers() {
+    let program = program(
+        "version = 1
+default = 'kernel'
+[groups.one]
+workers = [0]
+[[rules]]
+name = 'signalling'
+match = { sctp_dst_port = [2905, '36412-36422'], dst = '192.0.2.0/24' }
+action = { steer = 'one' }
+[[rules]]
+name = 'rest'
+match = { protocol = 'sctp' }
+action = 'drop'
+",
+    );
+    for part in ["hybrid (sctp_dst_port: the device matches more", "ipv4 dst=192.0.2.0/24 proto=sctp"] {
+        assert!(program.contains(part), "no {part} in {program}");
+    }
+}
+
 /// No flow spec has the type of an ICMP message: flows match the protocol, and a worker decides.
 #[test]
 fn icmp_types_are_decided_by_workers() {

@@ -69,6 +69,20 @@ fn echo_requests_carry_their_familys_checksum() {
 }
 
 #[test]
+fn sctp_packets_have_ports_and_a_checksum() {
+    let frame = FrameBuilder::new().ipv4(v4(1), v4(2)).sctp(2905, 36412).payload(b"abcd").build();
+    let key = FlowKey::of(&frame);
+    assert_eq!((key.layers, key.src_port, key.dst_port), (Layers::IPV4 | Layers::SCTP, 2905, 36412));
+    let mut packet = frame[34..].to_vec();
+    let sent = [packet[8], packet[9], packet[10], packet[11]];
+    packet[8..12].fill(0);
+    assert_eq!(sent, crc32c::crc32c(&packet).to_le_bytes());
+    let set = FrameBuilder::new().ipv4(v4(1), v4(2)).sctp(0, 0).payload(b"abcd");
+    let set = set.set(Field::SctpSrcPort, 2905).set(Field::SctpDstPort, 36412).set(Field::DstPort, 80);
+    assert_eq!(set.build(), frame);
+}
+
+#[test]
 fn checksums_are_right_where_no_parse_finds_them() {
     let tag = |builder: FrameBuilder| builder.vlan(EtherType::VLAN, 1);
     let udp = FrameBuilder::new().ipv4(v4(1), v4(2)).udp(1, 2).payload(b"abc");

@@ -166,6 +166,29 @@ fn udp_length() {
 }
 
 #[test]
+fn sctp_has_ports_behind_either_header() {
+    // Written by hand (RFC 9260, 3.1): ports 2905 and 36412, tag, checksum, and the start of an INIT chunk.
+    let packet = [0x0b, 0x59, 0x8e, 0x3c, 0, 0, 0, 0, 9, 9, 9, 9, 1, 0, 0, 20];
+    for (builder, at, version) in [(v4(), V4_L4, Layers::IPV4), (v6(), V6_L4, Layers::IPV6)] {
+        let builder = builder.protocol(IpProtocol(132)).payload(&packet);
+        for length in at..=at + packet.len() {
+            let Parsed { key, anomaly, l4_offset, .. } = cut(&builder, length);
+            let (layers, ports) = match length < at + 12 {
+                true => (version, (0, 0)),
+                false => (version | Layers::SCTP, (2905, 36412)),
+            };
+            assert_eq!((key.layers, (key.src_port, key.dst_port), l4_offset), (layers, ports, 0), "{length}");
+            let is_cut = length < at + packet.len();
+            assert_eq!(anomaly.is_some(), is_cut, "the length of the IP packet alone is wrong");
+        }
+        let first = builder.clone().fragment(0, true);
+        let later = builder.fragment(1, false);
+        let has_sctp = |builder: &FrameBuilder| parse(&builder.build()).key.layers.contains(Layers::SCTP);
+        assert_eq!((has_sctp(&first), has_sctp(&later)), (version == Layers::IPV4, false));
+    }
+}
+
+#[test]
 fn the_outermost_anomaly_is_kept() {
     let parsed = damaged(&v4().udp(1, 2), &[(V4 + 2, 4), (V4_L4 + 5, 0)]);
     assert_eq!(parsed.anomaly, Some(Anomaly::Ipv4TotalLength));
@@ -263,7 +286,7 @@ proptest! {
         // Protocols that matter, more often than by chance.
         for at in [V4 + 9, ETHERNET_BYTES + 6] {
             if let Some(byte) = frame.get_mut(at) {
-                *byte = [6, 17, 44, *byte][usize::from(first) % 4];
+                *byte = [6, 17, 44, 132, *byte][usize::from(first) % 5];
             }
         }
         let parsed = parse(&frame);
@@ -271,7 +294,9 @@ proptest! {
         prop_assert!(usize::from(parsed.l3_offset) <= frame.len());
         prop_assert!(usize::from(parsed.l4_offset) <= frame.len());
         prop_assert!(!layers.contains(Layers::IPV4 | Layers::IPV6));
-        prop_assert!(!layers.contains(Layers::TCP | Layers::UDP));
+        let transports = layers & (Layers::TCP | Layers::UDP | Layers::SCTP);
+        prop_assert!(transports.iter().count() <= 1);
+        prop_assert!(!transports.is_empty() || (parsed.key.src_port, parsed.key.dst_port) == (0, 0));
         prop_assert!(!layers.intersects(Layers::TCP | Layers::UDP) || layers.intersects(Layers::IPV4 | Layers::IPV6));
         prop_assert!(!layers.contains(Layers::LATER_FRAGMENT) || layers.contains(Layers::FRAGMENT));
         prop_assert_eq!(layers.intersects(Layers::TCP | Layers::UDP), parsed.l4_offset != 0);
@@ -319,7 +344,7 @@ fn extension_headers_are_skipped_by_their_lengths() {
 
 #[test]
 fn other_headers_end_the_chain() {
-    for last in [50, 59, 135, 139, 140, 4, 41, 47, 1] {
+    for last in [50, 59, 132, 135, 139, 140, 4, 41, 47, 1] {
         let parsed = chain(&[(0, EMPTY)], (last, SYN));
         assert_eq!((parsed.key.extended, parsed.key.layers), (only(last), Layers::IPV6));
         assert!(!chain(&[], (last, SYN)).key.has_extension_headers());

@@ -234,6 +234,7 @@ impl<V: Fn(Coordinate) -> u128> Values<'_, V> {
             Transport::None => builder,
             Transport::Tcp => builder.tcp(0, 0, 0),
             Transport::Udp => builder.udp(0, 0),
+            Transport::Sctp => builder.sctp(0, 0),
             Transport::Icmp => builder.icmp(0, 0),
         };
         // Set from the flags, and from the fragment header.

@@ -22,11 +22,12 @@ fn layers(headers: PacketHeaders, tags: u8) -> Layers {
         Transport::None => Layers::empty(),
         Transport::Tcp => Layers::TCP,
         Transport::Udp => Layers::UDP,
+        Transport::Sctp => Layers::SCTP,
         Transport::Icmp if headers.network == Network::V4 => Layers::ICMP,
         Transport::Icmp => Layers::ICMPV6,
     };
     layers |= match headers.extended {
-        None | Some(Transport::None) => Layers::empty(),
+        None | Some(Transport::None | Transport::Sctp) => Layers::empty(),
         Some(Transport::Tcp) => Layers::EXTENDED_TCP,
         Some(Transport::Udp) => Layers::EXTENDED_UDP,
         Some(Transport::Icmp) => Layers::EXTENDED_ICMPV6,

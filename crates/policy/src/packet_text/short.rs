@@ -106,7 +106,7 @@ fn written(key: &DeepKey, has_macs: bool) -> String {
 fn packet(key: &FlowKey, has_ethernet: bool, may_have: fn(Header) -> bool) -> String {
     let has = |layers| key.layers.intersects(layers);
     let mut out = match (key.src_addr(), key.dst_addr()) {
-        (Some(src), Some(dst)) if has(Layers::TCP | Layers::UDP) => {
+        (Some(src), Some(dst)) if has(Layers::TCP | Layers::UDP | Layers::SCTP) => {
             let src = SocketAddr::new(src, key.src_port);
             let dst = SocketAddr::new(dst, key.dst_port);
             format!("{src} > {dst} {}", IpProtocol(key.protocol))
@@ -193,10 +193,10 @@ pub(super) fn fields(text: &str) -> Result<String, String> {
 /// Adds the fields of the beginning of a packet.
 fn add_flow(flow: &str, add: &mut impl FnMut(&str, &str)) -> Option<()> {
     let words: Vec<&str> = flow.split_whitespace().collect();
-    let (src, dst) = match words[..] {
+    let (src, dst, ports) = match words[..] {
         [src, ">", dst, protocol] => {
             add("protocol", protocol);
-            (src, dst)
+            (src, dst, Field::ports_of(protocol.parse().unwrap_or_default()))
         }
         [src, ">", dst, "ethertype", ether_type] => {
             let _: [MacAddr; 2] = [src.parse().ok()?, dst.parse().ok()?];
@@ -207,10 +207,10 @@ fn add_flow(flow: &str, add: &mut impl FnMut(&str, &str)) -> Option<()> {
         }
         _ => return None,
     };
-    for (text, address, port) in [(src, "src", "src_port"), (dst, "dst", "dst_port")] {
+    for (text, address, port) in [(src, "src", ports[0]), (dst, "dst", ports[1])] {
         if let Ok(end) = text.parse::<SocketAddr>() {
             add(address, &end.ip().to_string());
-            add(port, &end.port().to_string());
+            add(port.name(), &end.port().to_string());
         } else {
             add(address, &text.parse::<IpAddr>().ok()?.to_string());
         }
@@ -233,6 +233,9 @@ mod tests {
         let expected =
             "10.0.0.1:1 > 10.0.0.2:80 tcp, vlan 42, vlan_priority 5, ttl 1, ip_flags df, tcp_flags syn+ack";
         assert_eq!(text(unusual), expected);
+        let sctp = "10.0.0.1:2905 > 10.0.0.2:36412 sctp";
+        assert_eq!(text(builder().sctp(2905, 36412)), sctp);
+        assert_eq!(key_of_text(sctp), Ok(DeepKey::of(&builder().sctp(2905, 36412).build())));
         let inner = builder().udp(1, 53).build();
         let tunnel = builder().vxlan(42, &inner);
         let expected =

@@ -258,6 +258,9 @@ fn protocols(
     let Some((first, header)) = without.min_by_key(|(_, header)| header.protocols().len()) else { return };
     let name = rows().filter(|(_, other)| *other == header).map(|(name, _)| name).last().unwrap_or(first);
     let (which, hint) = match (header, key) {
+        (Header::Ports, Field::Protocol) if protocols.contains(IpProtocol::SCTP.0.into()) => {
+            ("both", "write `sctp_src_port` and `sctp_dst_port` for SCTP, in a rule of their own")
+        }
         (Header::Ports, Field::Protocol) => {
             ("both", "write protocol = \"tcp\" or \"udp\", or leave it out for both")
         }
@@ -352,7 +355,7 @@ fn tunnels(matches: &Match, findings: &mut Vec<Finding>) {
 fn fragments(matches: &Match, findings: &mut Vec<Finding>) {
     let Some(fragment) = matches.fragment else { return };
     if fragment == Fragments::LATER && (matches.needs_payload() || needs_header_behind(matches)) {
-        let message = "later fragments have no TCP, UDP or ICMP header".to_owned();
+        let message = "later fragments have no TCP, UDP, SCTP or ICMP header".to_owned();
         let hint = "match them by address and protocol, in a rule of their own";
         return findings.push(("fragment", message, hint));
     }

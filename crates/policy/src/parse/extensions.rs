@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use packet::{EtherType, Field, IpProtocol};
+use packet::{EtherType, Field, Header, IpProtocol};
 use program::{Family, Match, RangeSet};
 
 use crate::policy::{Action, Direction, RuleDefinition};
@@ -73,6 +73,10 @@ fn obstacle(rule: &RuleDefinition) -> Option<(&'static str, &'static str)> {
             "the match is on extension headers or on a tunnel, which is not read behind them",
             hint,
         ));
+    }
+    if matches.needs_header(Header::Sctp) {
+        let hint = "write a rule of its own with ext_protocol = \"sctp\", or remove it";
+        return Some(("the ports of SCTP are not read behind extension headers", hint));
     }
     if conditions.next().is_none() {
         let hint = "add `protocol`, `dst_port` or the like, or remove it";

@@ -4,12 +4,12 @@
 use std::ops::Range;
 
 use packet::{EtherType, Field, IpProtocol};
-use program::{Family, Match, RangeSet};
+use program::{Addresses, Family, Match, RangeSet};
 
 use crate::hint::Hint;
 use crate::keys;
 use crate::policy::MAX_PROTECTED_MATCHES;
-use crate::protect::{DEFAULT_KINDS, Kind as NamedKind, ProtectedMatch};
+use crate::protect::{DEFAULT_KINDS, Kind as NamedKind, ProtectedMatch, destinations_of_host};
 
 use super::matches;
 use super::reader::{Key, Reader, Table, Value, nearest};
@@ -31,7 +31,8 @@ pub(super) fn read(
     if let Some(value) = table.get("vlan") {
         matches::vlan(reader, value, sets, &mut of_tag);
     }
-    let mut list = List { reader, sets, of_tag, found: Vec::new() };
+    let own = table.get(OWN).and_then(|value| own_addresses(reader, value, sets));
+    let mut list = List { reader, sets, of_tag, own, found: Vec::new() };
     list.protocols(table, key.span());
     list.addresses_and_ports(table);
     list.matches(table);
@@ -41,12 +42,29 @@ pub(super) fn read(
     }
 }
 
+/// The key of the addresses of the host.
+const OWN: &str = "own_addresses";
+
+/// The destinations of neighbour discovery for the addresses of this key.
+fn own_addresses(reader: &mut Reader, value: &Value<'_>, sets: &mut Sets) -> Option<Addresses> {
+    let own = matches::addresses(reader, value, OWN, sets)?;
+    if own.v6.is_empty() {
+        let message = format!("`{OWN}` has no IPv6 address");
+        let hint = "add those of the interface, link-local ones too: neighbour discovery is about IPv6";
+        reader.error_with(value.span(), message, "IPv4 alone", hint);
+        return None;
+    }
+    Some(destinations_of_host(&own.v6))
+}
+
 /// The packets of one table.
 struct List<'r> {
     reader: &'r mut Reader,
     sets: &'r mut Sets,
     /// The tag that protected packets have, for all but `matches`.
     of_tag: Match,
+    /// The destinations of neighbour discovery that is protected; `None`: any.
+    own: Option<Addresses>,
     found: Vec<ProtectedMatch>,
 }
 
@@ -65,11 +83,19 @@ impl List<'_> {
         matches
     }
 
+    /// The match of a protocol with the conditions on the tag and on the destination.
+    fn of_host(&self, name: &str, mut matches: Match) -> Match {
+        if NamedKind::named(name).is_some_and(|kind| kind.is_to_own_addresses) {
+            matches.dst.clone_from(&self.own);
+        }
+        self.tagged(matches)
+    }
+
     /// `protocols`, or the default ones.
     fn protocols(&mut self, table: &Table<'_>, header: Range<usize>) {
         let Some(value) = table.get("protocols") else {
             for kind in DEFAULT_KINDS.into_iter().filter_map(NamedKind::named) {
-                let matches = self.tagged(kind.matches());
+                let matches = self.of_host(kind.name, kind.matches());
                 self.add(kind.name, matches, header.clone());
             }
             return;
@@ -84,7 +110,7 @@ impl List<'_> {
             return self.reader.error_with(value.span(), message, "with `not`", hint);
         }
         for (name, matches) in parts.included.into_iter().flatten() {
-            let matches = self.tagged(matches);
+            let matches = self.of_host(&name, matches);
             if self.found.iter().all(|found| found.name != name) {
                 self.add(&name, matches, value.span());
             }
@@ -103,12 +129,13 @@ impl List<'_> {
             *(if is_source { &mut base.src } else { &mut base.dst }) = addresses;
         }
         let mut has_ports = false;
-        for (key, field) in [("ports", Field::DstPort), ("remote_ports", Field::SrcPort)] {
+        for (key, is_source) in [("ports", false), ("remote_ports", true)] {
             let Some(value) = table.get(key) else { continue };
             has_ports = true;
             let Some(parts) = self.sets.values(self.reader, value, key, &PortKind) else { continue };
             for (protocol, ports) in by_protocol(parts) {
-                let mut matches = base.clone().with(field, ports);
+                let [src, dst] = Field::ports_of(protocol.unwrap_or(IpProtocol::TCP));
+                let mut matches = base.clone().with(if is_source { src } else { dst }, ports);
                 if let Some(IpProtocol(protocol)) = protocol {
                     matches.set(Field::Protocol, RangeSet::single(protocol.into()));
                 }
@@ -137,62 +164,66 @@ impl List<'_> {
 }
 
 /// Ports with the protocols that have them.
-type Ports = (bool, bool, (u32, u32));
+#[derive(Clone, Copy)]
+struct ProtectedPorts {
+    protocols: &'static [IpProtocol],
+    range: (u32, u32),
+}
+
+/// The protocols whose ports can be protected, each by its name; without a name, the first two.
+static WITH_PORTS: [IpProtocol; 3] = [IpProtocol::TCP, IpProtocol::UDP, IpProtocol::SCTP];
 
 /// The largest port.
 const MAX_PORT: u32 = u16::MAX as u32;
 
 /// The ports by protocol: one row without a protocol if TCP and UDP have the same.
-fn by_protocol(parts: Parts<Ports>) -> Vec<(Option<IpProtocol>, RangeSet<u32>)> {
+fn by_protocol(parts: Parts<ProtectedPorts>) -> Vec<(Option<IpProtocol>, RangeSet<u32>)> {
     let Parts { included, excluded } = parts;
-    let included = included.unwrap_or_else(|| vec![(true, true, (0, MAX_PORT))]);
-    let of = |list: &[Ports], is_wanted: fn(&Ports) -> bool| {
-        RangeSet::of(list.iter().filter(|ports| is_wanted(ports)).map(|(_, _, range)| *range).collect())
+    let all = || vec![ProtectedPorts { protocols: &WITH_PORTS[..2], range: (0, MAX_PORT) }];
+    let included = included.unwrap_or_else(all);
+    let of = |list: &[ProtectedPorts], protocol: IpProtocol| {
+        let ports = list.iter().filter(|ports| ports.protocols.contains(&protocol));
+        RangeSet::of(ports.map(|ports| ports.range).collect())
     };
-    let ports = |is_wanted: fn(&Ports) -> bool| {
-        of(&included, is_wanted).intersect(&of(&excluded, is_wanted).complement(MAX_PORT))
-    };
-    let (tcp, udp) = (ports(|(tcp, ..)| *tcp), ports(|(_, udp, _)| *udp));
-    if tcp == udp {
-        return vec![(None, tcp)];
-    }
-    let rows = [(Some(IpProtocol::TCP), tcp), (Some(IpProtocol::UDP), udp)];
+    let ports = |protocol| of(&included, protocol).intersect(&of(&excluded, protocol).complement(MAX_PORT));
+    let [tcp, udp, sctp] = WITH_PORTS.map(|protocol| (Some(protocol), ports(protocol)));
+    let rows = if tcp.1 == udp.1 { vec![(None, tcp.1), sctp] } else { vec![tcp, udp, sctp] };
     rows.into_iter().filter(|(_, ports)| !ports.is_empty()).collect()
 }
 
-/// A port or a range of ports, of TCP, UDP or both: `22`, `"22/tcp"`, `"6000-6010/udp"`.
+/// A port or a range of ports, of TCP and UDP or one protocol: `22`, `"22/tcp"`, `"6000-6010/udp"`,
+/// `"2905/sctp"`.
 struct PortKind;
 
 impl Kind for PortKind {
-    type Value = Ports;
+    type Value = ProtectedPorts;
 
     fn name(&self) -> &'static str {
-        "a port of TCP or UDP"
+        "a port of TCP, UDP or SCTP"
     }
 
     fn hint(&self) -> &'static str {
-        "write a port or a range with its protocol, like \"22/tcp\" or \"6000-6010/udp\", or without for both"
+        "write a port or a range with its protocol, like \"22/tcp\", \"6000-6010/udp\" or \"2905/sctp\", or without for \
+         TCP and UDP"
     }
 
-    fn parse(&self, text: &str) -> Parsed<Ports> {
+    fn parse(&self, text: &str) -> Parsed<ProtectedPorts> {
         let (ports, protocol) = match text.split_once('/') {
             Some((ports, protocol)) => (ports.trim(), Some(protocol.trim())),
             None => (text, None),
         };
-        let (tcp, udp) = match protocol {
-            None => (true, true),
-            Some(name) => (name.eq_ignore_ascii_case("tcp"), name.eq_ignore_ascii_case("udp")),
-        };
         let range = super::values::Numbers::of(Field::DstPort).parse(ports)?;
-        match tcp || udp {
-            true => Ok((tcp, udp, range)),
-            false => Err(Refused(Some(format!("write {ports}/tcp or {ports}/udp").into()))),
-        }
+        let protocols = match protocol {
+            None => Some(&WITH_PORTS[..2]),
+            Some(name) => WITH_PORTS.chunks(1).find(|one| one[0].to_string().eq_ignore_ascii_case(name)),
+        };
+        let refused = || Refused(Some(format!("write {ports}/tcp, {ports}/udp or {ports}/sctp").into()));
+        Ok(ProtectedPorts { protocols: protocols.ok_or_else(refused)?, range })
     }
 
     fn hint_for(&self, text: &str) -> Option<Hint> {
         let Some((first, second)) = text.split_once('/') else { return hints::port(text) };
-        let is_reversed = ["tcp", "udp"].iter().any(|name| name.eq_ignore_ascii_case(first));
+        let is_reversed = WITH_PORTS.iter().any(|protocol| protocol.to_string().eq_ignore_ascii_case(first));
         is_reversed
             .then(|| Hint::write(text, &format!("{second}/{}", first.to_ascii_lowercase())))
             .or_else(|| hints::port(first))

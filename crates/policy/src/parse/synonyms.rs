@@ -6,7 +6,7 @@ use crate::hint::Hint;
 /// The kind of table, the names, and the hint.
 type Row = (&'static str, &'static [&'static str], &'static str);
 
-const KEYS: [Row; 41] = [
+const KEYS: [Row; 42] = [
     (
         "a match",
         &["src_ip", "src_ip4", "src_ip6", "src_addr", "saddr", "sip", "source", "from"],
@@ -20,6 +20,11 @@ const KEYS: [Row; 41] = [
     ("a match", &["sport", "source_port", "tcp_src", "udp_src"], "write `src_port`"),
     ("a match", &["dport", "dest_port", "destination_port", "tcp_dst", "udp_dst"], "write `dst_port`"),
     ("a match", &["port", "ports"], "write `src_port` or `dst_port`"),
+    (
+        "a match",
+        &["sctp", "sctp_port", "sctp_src", "sctp_dst", "sctp_sport", "sctp_dport"],
+        "write `sctp_src_port` or `sctp_dst_port`",
+    ),
     ("a match", &["proto", "ip_proto", "l4proto", "nexthdr", "next_header"], "write `protocol`"),
     ("a match", &["vid", "vlan_id", "vlans", "dot1q"], "write `vlan`"),
     ("a match", &["pcp", "vlan_pcp", "vlan_prio"], "write `vlan_priority`"),

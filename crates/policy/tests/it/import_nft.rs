@@ -154,6 +154,27 @@ fn packets_whose_transport_header_the_policy_misses_stay_with_the_kernel() {
     assert!(notes.contains("tests ports of every protocol"), "{notes}");
 }
 
+#[test]
+fn sctp_ports_have_keys_of_their_own() {
+    let port = |protocol: &str| {
+        let left = format!("{{\"payload\": {{\"protocol\": \"{protocol}\", \"field\": \"dport\"}}}}");
+        tests(&left, "==", "36412")
+    };
+    let of_sctp =
+        "{\"match\": {\"op\": \"==\", \"left\": {\"meta\": {\"key\": \"l4proto\"}}, \"right\": \"sctp\"}}, ";
+    let any = format!("{of_sctp}{}", port("th"));
+    let (sctp, udp) = (ipv4([10, 1, 2, 3], [10, 1, 2, 4]), ipv6());
+    let frames =
+        [sctp.clone().sctp(7, 36412), sctp.sctp(36412, 7), udp.udp(7, 36412)].map(|frame| frame.build());
+    for rule in [port("sctp"), any] {
+        let imported = nft(&ruleset("inet", "accept", &[&rule]));
+        let policy = parsed(&imported);
+        assert!(imported.policy_toml.contains("sctp_dst_port = 36412"), "{}", imported.policy_toml);
+        let actions: Vec<Action> = frames.iter().map(|frame| decided(&policy, frame).1).collect();
+        assert_eq!(actions, [Action::Drop, Action::Kernel, Action::Kernel], "{}", imported.policy_toml);
+    }
+}
+
 /// A rule set with one chain of these rules.
 fn ruleset(family: &str, policy: &str, rules: &[&str]) -> String {
     let table = format!("\"family\": \"{family}\", \"table\": \"t\"");

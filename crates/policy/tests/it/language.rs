@@ -558,6 +558,30 @@ fn icmp_messages_are_matched_by_type_and_code() {
     );
 }
 
+#[test]
+fn sctp_ports_have_keys_of_their_own() {
+    let setup = ipv4().sctp(2905, 36412);
+    table(
+        &setup.build(),
+        &[
+            ("sctp_dst_port = 36412", true),
+            ("sctp_dst_port = \"36412-36422\", sctp_src_port = { not = 9 }, protocol = \"sctp\"", true),
+            ("sctp_dst_port = 2905", false),
+            ("dst_port = 36412", false),
+            ("src_port = 2905", false),
+        ],
+    );
+    table(&ipv6().sctp(1, 2).build(), &[("sctp_src_port = 1", true), ("sctp_dst_port = 1", false)]);
+    table(&ipv4().udp(1, 2).build(), &[("sctp_src_port = 1", false)]);
+    // The whole common header has to be there, and later fragments have none.
+    let (cut, later) = (setup.build(), setup.fragment(1, false).build());
+    for frame in [&cut[..14 + 20 + 11], &later] {
+        table(frame, &[("sctp_dst_port = \"0-65535\"", false), ("protocol = \"sctp\"", true)]);
+    }
+    let extended = ipv6().extension(packet::IpProtocol::HOP_BY_HOP).sctp(1, 2).build();
+    table(&extended, &[("sctp_src_port = 1", false), ("ext_protocol = \"sctp\"", true)]);
+}
+
 /// The packets that a policy protects, as `name: match`.
 fn protected(text: &str) -> Option<Vec<String>> {
     let files = std::collections::BTreeMap::from([(
@@ -594,6 +618,13 @@ fn protect_lists_packets_by_port_address_tag_and_protocol() {
         names(&format!("{none}ports = ['22/tcp', 53]\nremote_ports = 443")),
         ["ports", "ports", "remote_ports"]
     );
+    assert_eq!(names(&format!("{none}ports = [53, '2905/sctp']")), ["ports", "ports"]);
+    let sctp =
+        protected(&format!("{none}ports = '2905/SCTP'\nremote_ports = '36412/sctp'")).expect("[protect]");
+    for (line, value) in sctp.iter().zip(["sctp_dst_port 2905", "sctp_src_port 36412"]) {
+        assert!(line.contains(value), "{sctp:?}");
+    }
+    assert_eq!(sctp.len(), 2);
     // Addresses alone protect all packets to them.
     assert_eq!(names(&format!("{none}addresses = '192.0.2.1'")), ["addresses"]);
     assert_eq!(names(&format!("{none}sources = '192.0.2.1'\nports = 22")), ["ports"]);
@@ -605,6 +636,14 @@ fn protect_lists_packets_by_port_address_tag_and_protocol() {
     let tagged = one("ports = '22/tcp'\naddresses = '192.0.2.1'\nvlan = 'none'");
     for part in ["22", "192.0.2.1", "tcp"] {
         assert!(tagged.contains(part), "{tagged}");
+    }
+    // Neighbour discovery of the host alone: its addresses, their groups, and the group of all nodes.
+    let own = protected("[protect]\nown_addresses = ['2001:db8::12:3456', 'fe80::/126']").expect("[protect]");
+    assert!(!own[0].contains("ff02"), "ARP names no address: {own:?}");
+    for line in &own[1..] {
+        for part in ["2001:db8::12:3456", "fe80::", "ff02::1", "ff02::1:ff12:3456", "ff02::1:ff00:0"] {
+            assert!(line.contains(part), "no {part} in {line}");
+        }
     }
     // Included files add to it.
     assert_eq!(
@@ -911,6 +950,7 @@ fn rules_that_cannot_skip_extension_headers_say_why() {
         ("match = { dst = \"192.0.2.1\", dst_port = 53 }\naction = \"drop\"", "IPv4 packets only"),
         ("match = { ethertype = \"ipv4\", dst_port = 53 }\naction = \"drop\"", "IPv4 packets only"),
         ("match = { icmp_type = 8 }\naction = \"drop\"", "IPv4 packets only"),
+        ("match = { sctp_dst_port = 2905 }\naction = \"drop\"", "SCTP are not read behind extension headers"),
         ("match = { dst = \"2001:db8::1\" }\naction = \"drop\"", "no condition is on what follows"),
         ("match = { family = [\"ipv4\", \"ipv6\"] }\naction = \"drop\"", "no condition is on what follows"),
         ("match = { protocol = \"ah\" }\naction = \"drop\"", "extension headers themselves"),
@@ -948,7 +988,7 @@ fn contradictions_behind_extension_headers_are_refused() {
             "`ext_dst_port` needs IPv6 extension headers, and `protocol` excludes it",
         ),
         ("family = \"ipv4\", ext_dst_port = 22", "`ext_dst_port` is an IPv6 field, but `family` is ipv4"),
-        ("fragment = \"later\", ext_dst_port = 22", "later fragments have no TCP, UDP or ICMP header"),
+        ("fragment = \"later\", ext_dst_port = 22", "later fragments have no TCP, UDP, SCTP or ICMP header"),
         ("esp_spi = 1, ext_dst_port = 22", "`ext_dst_port` cannot be combined with a tunnel"),
         ("inner = { ext_dst_port = 22 }", "`ext_dst_port` is a field of the outer packet"),
     ] {

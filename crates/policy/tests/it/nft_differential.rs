@@ -154,6 +154,7 @@ impl Values {
         frame = match packet.protocol {
             6 => frame.tcp(packet.src_port, packet.dst_port, packet.tcp_flags),
             17 => frame.udp(packet.src_port, packet.dst_port),
+            132 => frame.sctp(packet.src_port, packet.dst_port),
             1 | 58 => frame.icmp(packet.icmp_type, packet.icmp_code),
             // The evaluator sees ports where there is no header that has them.
             other => frame.protocol(IpProtocol(other)),

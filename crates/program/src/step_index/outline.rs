@@ -11,12 +11,13 @@ use crate::question::{Question, Ranges, Value, alignment};
 pub(super) const COLUMNS_MAX: usize = 8;
 /// Bits of such a field.
 const COLUMN_BITS: u32 = 8;
-/// Beside the bits of [`Layers`]: the packet has an IP header; a TCP or UDP header.
+/// Beside the bits of [`Layers`]: the packet has an IP header, as every one of SCTP has, whose bit it is; a
+/// TCP or UDP header.
 const HAS_IP: u16 = 1 << 14;
 const HAS_PORTS: u16 = 1 << 15;
 const IP: Layers = Layers::IPV4.union(Layers::IPV6);
 const PORTS: Layers = Layers::TCP.union(Layers::UDP);
-const _: () = assert!(Layers::all().bits() < HAS_IP);
+const _: () = assert!(Layers::SCTP.bits() == HAS_IP && Layers::all().bits() < HAS_PORTS);
 
 /// Fields of at most eight bits that steps of the list test; each has a byte of [`OutlineKey::columns`].
 pub(super) type Columns = Vec<Value>;
@@ -145,7 +146,8 @@ impl Outline {
             protocol: Bounds::<u8>::ALL,
             has: has.bits(),
             lacks: lacks.bits(),
-            is_exact: is_complete,
+            // Its bit is that of any IP header.
+            is_exact: is_complete && !has.contains(Layers::SCTP),
         };
         for layers in has_any {
             match layers {

@@ -64,6 +64,7 @@ const FIELDS: &[(Field, u32)] = &[
     (Field::SrcPort, 16),
     (Field::DstPort, 16),
     (Field::TcpFlags, 8),
+    (Field::SctpDstPort, 16),
     (Field::EtherType, 16),
     (Field::ExtProtocol, 8),
     (Field::ExtDstPort, 16),
@@ -108,7 +109,11 @@ fn key() -> impl Strategy<Value = FlowKey> {
             ip[if is_v6 { 12..16 } else { 0..4 }].copy_from_slice(&value.to_be_bytes());
             ip
         };
-        let transport = if kind & 2 != 0 { Layers::TCP } else { Layers::UDP };
+        let transport = match kind & 34 {
+            34 => Layers::SCTP,
+            2 => Layers::TCP,
+            _ => Layers::UDP,
+        };
         let layers = if is_v6 { Layers::IPV6 } else { Layers::IPV4 };
         let layers = if kind & 12 != 0 { layers | transport } else { layers };
         let layers = if kind & 48 == 48 { layers | Layers::FRAGMENT } else { layers };
@@ -135,7 +140,7 @@ fn extended_key() -> impl Strategy<Value = FlowKey> {
             if !key.layers.contains(Layers::IPV6) {
                 return key;
             }
-            let layers = key.layers - Layers::TCP - Layers::UDP;
+            let layers = key.layers - Layers::TCP - Layers::UDP - Layers::SCTP;
             let layers = if has_ports { layers | Layers::EXTENDED_UDP } else { layers };
             let dst_port = if has_ports { dst_port as u16 } else { 0 };
             let extended = ExtendedKey { protocol: protocol as u8, dst_port, ..ExtendedKey::default() };

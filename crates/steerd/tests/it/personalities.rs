@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::analysis_support;
 use crate::support::notebook::Seen;
 use crate::trial::case::Case;
-use crate::trial::draw::{Flavour, Line, edges, in_words, parse, sayable, text};
+use crate::trial::draw::{Flavour, GROUPS, Line, edges, in_words, parse, sayable, text};
 use crate::trial::reference::{Meaning, meaning, meaning_skipping};
 use crate::trial::rig::Rig;
 use device_model::DeviceModel;
@@ -128,6 +128,37 @@ fn the_share_of_a_capture_is_what_the_device_decides() {
             counted += u64::from(program.class(tag).is_some_and(program::Class::is_exact));
         }
         assert_eq!((shares.all.in_hardware.packets, counted), (in_hardware, in_hardware), "{program}");
+    }
+}
+
+/// No device matches ports of SCTP: it delivers all of SCTP to a worker, which decides.
+#[test]
+fn sctp_ports_are_decided_end_to_end() {
+    let text = format!(
+        "version = 1\n{GROUPS}[[rules]]\nname = 's1ap'\nmatch = {{ sctp_dst_port = 36412 }}\naction = {{ steer = 'g2' }}\n\
+         [[rules]]\nname = 'rest'\nmatch = {{ protocol = 'sctp' }}\naction = 'drop'\n"
+    );
+    let policy = parse(&text).expect("a policy");
+    let v4 = FrameBuilder::new().ip([203, 0, 113, 1].into(), [192, 0, 2, 10].into());
+    let v6 = FrameBuilder::new()
+        .ip([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1].into(), [0x2001, 0xdb8, 0, 0, 0, 0, 0, 2].into());
+    for personality in [Personality::Ideal, Personality::Mlx5] {
+        let profile = DeviceModel::by_name(personality.name()).expect("a profile of its name").in_software();
+        let program = Arc::new(compiler::compile(&policy, &profile, WORKERS as usize).expect("it fits"));
+        let mut rig = Rig::new(personality, WORKERS, 1);
+        rig.install(&program).expect("it fits");
+        for ip in [&v4, &v6] {
+            for (frame, wanted) in [
+                (ip.clone().sctp(7, 36412), Some("s1ap")),
+                (ip.clone().sctp(36412, 7), Some("rest")),
+                (ip.clone().udp(7, 36412), None),
+            ] {
+                let arrival = rig.send(&frame.payload(&[0; 16]).build());
+                let rule =
+                    arrival.seen.first().map(|seen| program.rules[seen.outcome.rule.index()].name.as_str());
+                assert_eq!((rule, arrival.unmatched == 0), (wanted, wanted.is_some()), "{program}");
+            }
+        }
     }
 }
 

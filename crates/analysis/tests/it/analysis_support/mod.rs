@@ -266,6 +266,7 @@ fn packet_match() -> BoxedStrategy<Match> {
         often(ports()),
         rare(bytes(vec![ByteSet::pattern(2, 0x12), ByteSet::pattern(4, 4)])),
         (messages(), messages(), messages(), messages()),
+        (rare(ports()), rare(ports())),
     );
     (link, tags, network, rest, transport)
         .prop_map(
@@ -278,7 +279,7 @@ fn packet_match() -> BoxedStrategy<Match> {
             )| {
                 let (family, src, dst, protocol, tos) = network;
                 let (ttl, flow_label, ip_flags, fragment, ip_options) = rest;
-                let (src_port, dst_port, tcp_flags, icmp) = transport;
+                let (src_port, dst_port, tcp_flags, icmp, sctp) = transport;
                 let mut matches =
                     Match { dst_mac, src_mac, family, src, dst, fragment, ip_options, ..Match::default() };
                 let bytes = |set: Option<ByteSet>| set.map(|set| set.ranges());
@@ -307,6 +308,8 @@ fn packet_match() -> BoxedStrategy<Match> {
                         (Field::SrcPort, src_port),
                         (Field::DstPort, dst_port),
                         (Field::TcpFlags, bytes(tcp_flags)),
+                        (Field::SctpSrcPort, sctp.0),
+                        (Field::SctpDstPort, sctp.1),
                         (Field::IcmpType, icmp.0),
                         (Field::IcmpCode, icmp.1),
                         (Field::Icmpv6Type, icmp.2),
@@ -342,7 +345,7 @@ fn behind_extension_headers(mut matches: Match) -> Match {
             matches.set(behind, values.clone());
         }
     }
-    matches.remove(&[Field::IcmpType, Field::IcmpCode]);
+    matches.remove(&[Field::IcmpType, Field::IcmpCode, Field::SctpSrcPort, Field::SctpDstPort]);
     matches
 }
 

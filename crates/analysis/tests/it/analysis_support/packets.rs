@@ -38,11 +38,11 @@ fn headers() -> impl Strategy<Value = FrameBuilder> {
         prop_oneof![5 => pair(pool4).prop_map(Some), 3 => pair(pool6).prop_map(Some), 1 => Just(None)];
     let ports = || select(vec![0u16, 53, 80, 1023, 1024, 4789, 6635]);
     let transport = (
-        0u8..5,
+        0u8..6,
         ports(),
         ports(),
         select(vec![2u8, 0x12, 4, 0x10]),
-        select(vec![1u8, 6, 17, 47, 50, 4, 41, 44]),
+        select(vec![1u8, 6, 17, 47, 50, 4, 41, 44, 132]),
     );
     let odd = (
         select(vec![0u8, 0xb8, 9]),
@@ -84,6 +84,7 @@ fn headers() -> impl Strategy<Value = FrameBuilder> {
                 2 => frame.icmp(flags, u8::try_from(src_port % 3).unwrap_or(0)),
                 0 => frame.tcp(src_port, dst_port, flags),
                 1 => frame.udp(src_port, dst_port),
+                3 => frame.sctp(src_port, dst_port),
                 _ => frame.protocol(IpProtocol(protocol)),
             }
         },

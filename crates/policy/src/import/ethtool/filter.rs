@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use packet::MacAddr;
+use packet::{Field, IpProtocol, MacAddr};
 
 use super::MAX_WORKER;
 use super::{Keys, Note, masked_addresses, masked_ranges, quoted};
@@ -189,12 +189,10 @@ impl Reading<'_> {
 
     fn ports(&mut self, protocol: &str) -> Result<(), Reason> {
         self.keys.text("protocol", protocol);
-        for (name, key) in [("Src port", "src_port"), ("Dest port", "dst_port")] {
+        let fields = Field::ports_of(protocol.parse().unwrap_or_default());
+        for (name, field) in ["Src port", "Dest port"].into_iter().zip(fields) {
             let ports = self.number(name, 16)?;
-            if protocol == "sctp" && !ports.is_empty() {
-                return Err("a policy cannot match SCTP ports".to_owned());
-            }
-            self.keys.ranges(key, &ports);
+            self.keys.ranges(field.name(), &ports);
         }
         Ok(())
     }
@@ -209,7 +207,7 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// Any protocol with its first four bytes, which are the ports of TCP and UDP.
+    /// Any protocol with its first four bytes, which are the ports of TCP, UDP and SCTP.
     fn raw(&mut self) -> Result<(), Reason> {
         let protocols = self.number("Protocol", 8)?;
         self.keys.ranges("protocol", &protocols);
@@ -217,14 +215,14 @@ impl Reading<'_> {
         if matters == 0 {
             return Ok(());
         }
-        if !matches!(*protocols, [(6, 6) | (17, 17)]) {
-            return Err(
-                "a policy can match the first bytes after the IP header only as TCP or UDP ports".to_owned()
-            );
-        }
-        for (key, shift) in [("src_port", 16), ("dst_port", 0)] {
+        let has_ports = |protocol: &IpProtocol| *protocols == [(protocol.0.into(), protocol.0.into())];
+        let with_ports = [IpProtocol::TCP, IpProtocol::UDP, IpProtocol::SCTP];
+        let protocol = with_ports.into_iter().find(has_ports).ok_or(
+            "a policy can match the first bytes after the IP header only as ports of TCP, UDP or SCTP",
+        )?;
+        for (field, shift) in Field::ports_of(protocol).into_iter().zip([16, 0]) {
             let ports = masked_ranges(value >> shift & 0xffff, matters >> shift & 0xffff, 16);
-            self.keys.ranges(key, &ports.ok_or("the mask of the ports takes too many ranges")?);
+            self.keys.ranges(field.name(), &ports.ok_or("the mask of the ports takes too many ranges")?);
         }
         Ok(())
     }

@@ -346,9 +346,12 @@ fn compared(
         return if is_certain { Compared::Never } else { Compared::Between(implied, None, expires()) };
     }
     let upper = implied.clone();
-    implied.push((left.key, constraint));
-    if left.is_any_port {
-        let protocols = packets.keys.get("protocol").map(|constraint| &*constraint.values);
+    let protocols = packets.keys.get("protocol").map(|constraint| &*constraint.values);
+    let of_sctp = left.sctp_key.filter(|_| {
+        protocols.is_some_and(|protocols| *protocols == RangeSet::single(IpProtocol::SCTP.0.into()))
+    });
+    implied.push((of_sctp.unwrap_or(left.key), constraint));
+    if left.sctp_key.is_some() && of_sctp.is_none() {
         let with_ports = RangeSet::each([IpProtocol::TCP, IpProtocol::UDP].map(|one| one.0.into()));
         if protocols.is_none_or(|protocols| protocols.intersect(&with_ports) != *protocols) {
             implied.push(("protocol", Constraint::of(Kind::Protocol, with_ports)));

@@ -130,7 +130,7 @@ impl Exceptions {
             ));
         }
         notes.extend(rule(Exception::LaterFragments).map(|rule| {
-            format!("rules on types of messages and TCP flags do not match later fragments of IPv4; {rule} leaves them to the kernel")
+            format!("rules on SCTP ports, types of messages and TCP flags do not match later fragments of IPv4; {rule} leaves them to the kernel")
         }));
         notes
     }

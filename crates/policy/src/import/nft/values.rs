@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-use packet::{EtherType, IpProtocol, MacAddr, TCP_FLAGS, flag_pattern};
+use packet::{EtherType, Field, IpProtocol, MacAddr, TCP_FLAGS, flag_pattern};
 use program::RangeSet;
 use serde_json::Value;
 
@@ -217,8 +217,8 @@ impl Kind {
 pub(super) struct Left {
     pub(super) key: &'static str,
     pub(super) kind: Kind,
-    /// Whether it is a port of any protocol.
-    pub(super) is_any_port: bool,
+    /// Of a port of any protocol, the key of SCTP; `key` is that of TCP and UDP.
+    pub(super) sctp_key: Option<&'static str>,
 }
 
 impl Left {
@@ -431,7 +431,7 @@ type Implied = Vec<(&'static str, Constraint)>;
 
 /// The key for what is compared, and what the comparison implies in any case.
 pub(super) fn left_of(left: &Value) -> (Result<Left, String>, Implied) {
-    let of = |key, kind| Ok(Left { key, kind, is_any_port: false });
+    let of = |key, kind| Ok(Left { key, kind, sctp_key: None });
     let subject = masked(left).map_or(left, |(subject, _)| subject);
     let Some((protocol, field)) = payload(subject) else {
         let key = left.pointer("/meta/key").and_then(Value::as_str);
@@ -451,6 +451,7 @@ pub(super) fn left_of(left: &Value) -> (Result<Left, String>, Implied) {
     }
     let port = Kind::Number(u16::MAX.into());
     let byte = Kind::Number(u8::MAX.into());
+    let sctp = Field::ports_of(IpProtocol::SCTP).map(Field::name);
     let found = match (protocol, field) {
         ("ip", "saddr") => of("src", Kind::V4),
         ("ip", "daddr") => of("dst", Kind::V4),
@@ -462,8 +463,10 @@ pub(super) fn left_of(left: &Value) -> (Result<Left, String>, Implied) {
         ("ip" | "ip6", "dscp") => of("dscp", Kind::Dscp),
         ("tcp" | "udp", "sport") => of("src_port", port),
         ("tcp" | "udp", "dport") => of("dst_port", port),
-        ("th", "sport") => Ok(Left { key: "src_port", kind: port, is_any_port: true }),
-        ("th", "dport") => Ok(Left { key: "dst_port", kind: port, is_any_port: true }),
+        ("sctp", "sport") => of(sctp[0], port),
+        ("sctp", "dport") => of(sctp[1], port),
+        ("th", "sport") => Ok(Left { key: "src_port", kind: port, sctp_key: Some(sctp[0]) }),
+        ("th", "dport") => Ok(Left { key: "dst_port", kind: port, sctp_key: Some(sctp[1]) }),
         ("icmp", "type") => of("icmp_type", Kind::IcmpType),
         ("icmp", "code") => of("icmp_code", byte),
         ("icmpv6", "type") => of("icmpv6_type", Kind::Icmpv6Type),
@@ -488,7 +491,7 @@ fn implied_by(protocol: &str) -> Implied {
         "tcp" => (None, Some(IpProtocol::TCP)),
         "udp" => (None, Some(IpProtocol::UDP)),
         "dccp" => (None, Some(IpProtocol(33))),
-        "sctp" => (None, Some(IpProtocol(132))),
+        "sctp" => (None, Some(IpProtocol::SCTP)),
         "udplite" => (None, Some(IpProtocol(136))),
         _ => (None, None),
     };

@@ -49,7 +49,7 @@ pub(super) fn pack(key: &FlowKey) -> Packed {
         return [mac(key.src_mac), 0, mac(key.dst_mac), 0, u64::from(key.ether_type) << 8];
     }
     let kind = if ip.contains(Layers::IPV4) { KIND_IPV4 } else { KIND_IPV6 };
-    let has_ports = key.layers.intersects(Layers::TCP | Layers::UDP);
+    let has_ports = key.layers.intersects(Layers::TCP | Layers::UDP | Layers::SCTP);
     let [src, dst] = [key.src_ip, key.dst_ip].map(u128::from_be_bytes);
     let ports = u64::from(key.src_port) << 48 | u64::from(key.dst_port) << 32;
     let last = if has_ports { ports | KIND_PORTS } else { 0 } | u64::from(key.protocol) << 8 | kind;
