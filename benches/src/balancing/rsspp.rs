@@ -1,5 +1,5 @@
 //! RSS++ (Barbette, Katsikas, Maguire, Kostic: "RSS++: load and state-aware receive side scaling", CoNEXT
-//! 2019), written from the description in the paper, not from its code: counters of packets divide the load
+//! 2019), in outline and not by its code, from which details may differ: counters of packets divide the load
 //! of a core among its buckets; buckets of overloaded cores, the heaviest first, go to the least loaded core;
 //! of several targets that allow more or less deviation the assignment with the least squared imbalance is
 //! taken. The number of moves is not limited, and all are made in one change of the table. The scaling of the
