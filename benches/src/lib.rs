@@ -1,8 +1,9 @@
 //! Code shared by the benches: a soft NIC fed from memory with a policy and workers, or a daemon of its own
 //! process; rule sets and traces; other programs that do the same work; interleaved rounds, tables, pages and
-//! plots of their figures.
+//! plots of their figures. Beside them a simulation of tables that are balanced.
 #![forbid(unsafe_code)]
 
+pub mod balancing;
 pub mod comparison;
 pub mod competitors;
 pub mod daemon;
