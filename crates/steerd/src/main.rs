@@ -16,7 +16,6 @@ mod message;
 mod outcome;
 mod policy_diff;
 mod policy_file;
-mod policy_findings;
 mod policy_tests;
 mod port_counters;
 mod rates;

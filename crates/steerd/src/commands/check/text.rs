@@ -184,7 +184,7 @@ fn verdict(checked: &Checked, layout: Layout) -> String {
         0 => String::new(),
         warnings => format!(", {}", counted(warnings as u64, "warning", "warnings")),
     };
-    let tests = match checked.findings.tests.as_ref().filter(|tests| tests.passed > 0) {
+    let tests = match checked.tests.tests.as_ref().filter(|tests| tests.passed > 0) {
         Some(tests) => format!(", {tests}"),
         None => String::new(),
     };
