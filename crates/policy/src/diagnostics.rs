@@ -46,6 +46,9 @@ pub struct Diagnostic {
     /// The replacement that carries the remedy out, if it is one of text.
     #[serde(skip)]
     pub replacement: Option<Replacement>,
+    /// The keys of the rule that become one rule each, in the order of the rules, if that is the remedy.
+    #[serde(skip)]
+    pub separate_keys: Option<[String; 2]>,
     /// Other places that the problem is about, each with its part in it.
     #[serde(skip)]
     pub related: Vec<(Place, String)>,
@@ -149,6 +152,7 @@ impl Place {
             label,
             hint: None,
             replacement: None,
+            separate_keys: None,
             related: Vec::new(),
             is_of_unreadable_file: false,
             span: self.span.start.min(text.len())..self.span.end.min(text.len()),
@@ -163,6 +167,7 @@ impl Diagnostic {
     pub fn hint(mut self, hint: impl Into<Hint>) -> Self {
         let hint: Hint = hint.into();
         self.replacement = hint.replacement(&self.place());
+        self.separate_keys = hint.separate_keys().cloned();
         self.hint = Some(printable(hint.into()));
         self
     }

@@ -17,6 +17,8 @@ enum Correction {
     Word { wrong: String, right: String },
     /// The marked text, quotes included, becomes this one.
     Whole(String),
+    /// The rule becomes two: each has one of the keys, and all the others.
+    RuleForEach([String; 2]),
 }
 
 /// A replacement of text that is the remedy of a problem.
@@ -54,6 +56,22 @@ impl Hint {
         Self { text: text.into(), correction: Some(Correction::Whole(replacement.into())) }
     }
 
+    /// The hint to write a rule for each of two keys; that with `first` comes first.
+    #[must_use]
+    pub fn rule_for_each(text: impl Into<String>, first: &str, second: &str) -> Self {
+        let keys = [first.to_owned(), second.to_owned()];
+        Self { text: text.into(), correction: Some(Correction::RuleForEach(keys)) }
+    }
+
+    /// The keys that become one rule each, in the order of the rules.
+    #[must_use]
+    pub fn separate_keys(&self) -> Option<&[String; 2]> {
+        match self.correction.as_ref()? {
+            Correction::RuleForEach(keys) => Some(keys),
+            Correction::Word { .. } | Correction::Whole(_) => None,
+        }
+    }
+
     /// The hint for people.
     #[must_use]
     pub fn text(&self) -> &str {
@@ -69,6 +87,7 @@ impl Hint {
             Correction::Whole(_) if place.text().is_some_and(|marked| marked.contains("${")) => None,
             Correction::Whole(text) => Some(Replacement { place: place.clone(), text: text.clone() }),
             Correction::Word { wrong, right } => word_replacement(place, wrong, right),
+            Correction::RuleForEach(_) => None,
         }
     }
 }

@@ -112,8 +112,14 @@ fn in_braces(reader: &mut Reader, value: &Value<'_>, groups: &Groups) -> Option<
             }
             None
         }
-        _ => {
-            let hint = "write a rule for each: after a copy the packet goes on to the next rule";
+        [.., (first, _), (second, _)] => {
+            let words = "write a rule for each: after a copy the packet goes on to the next rule";
+            let hint = match given.len() {
+                // The rule that copies or sniffs comes first.
+                2 if *first == "steer" => Hint::rule_for_each(words, second, first),
+                2 => Hint::rule_for_each(words, first, second),
+                _ => words.into(),
+            };
             reader.error_with(value.span(), "a rule has one action", "several", hint);
             None
         }
