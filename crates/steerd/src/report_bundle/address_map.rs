@@ -9,7 +9,9 @@
 //!   the link-local addresses of IPv6, the group bit and the local bit of a MAC address.
 //! - The first bit behind these is always flipped, so that no address becomes itself.
 //!
-//! Addresses that no network has of its own stay: unspecified, loopback, broadcast.
+//! Addresses that no network has of its own stay: unspecified, loopback, broadcast. They are not private, and
+//! programs treat them apart. The prefixes 0.0.0.0/n and 127.0.0.0/n stay with them; other addresses of
+//! 0.0.0.0/8, which no host has (RFC 1122, section 3.2.1.3), are replaced as any.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -285,9 +287,13 @@ mod tests {
     fn classes_and_prefixes_stay_what_they_are() {
         let map = AddressMap::with_key(7);
         let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
-        for text in ["0.0.0.0", "127.0.0.1", "255.255.255.255", "::", "::1"] {
+        for text in ["0.0.0.0", "127.0.0.1", "127.9.8.7", "255.255.255.255", "::", "::1"] {
             assert_eq!(map.ip(ip(text)), ip(text));
         }
+        for (text, length) in [("0.0.0.0", 8), ("127.0.0.0", 8)] {
+            assert_eq!(map.prefix(ip(text), length), ip(text));
+        }
+        assert_ne!(map.ip(ip("0.1.2.3")), ip("0.1.2.3"));
         let IpAddr::V4(group) = map.ip(ip("239.1.2.3")) else { panic!("IPv4") };
         assert!(group.is_multicast());
         let net = map.prefix(ip("10.20.0.0"), 16);
