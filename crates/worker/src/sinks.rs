@@ -24,6 +24,7 @@ use packet::MacAddr;
 use program::{Program, SinkKind};
 use verbs::{Context, Domain, RegisteredFrames};
 
+pub(crate) use self::count::cache_bytes;
 pub use self::count::{ExportStatistics, PacketSizes, TopFlow};
 pub use self::kernel::TapError;
 pub use self::status::{SinkStatus, StatusValue};

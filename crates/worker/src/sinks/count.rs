@@ -14,6 +14,7 @@ use packet::PacketFlow;
 use program::{CountSink, FlowExport, Program, Verdict};
 
 pub use export::ExportStatistics;
+pub(crate) use export::cache_bytes;
 pub use sizes::PacketSizes;
 
 use self::export::{ExportHub, FlowCache, RuleOfFlow};

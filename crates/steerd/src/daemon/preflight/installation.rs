@@ -7,12 +7,13 @@ use std::sync::Arc;
 use compiler::reload_conflict;
 use control::{ControlError, Limits, PlannedChange, plan};
 use device_model::DeviceModel;
+use hugemem::ArenaForecast;
 use program::{Program, SinkKind};
 use shm::ListenError;
 use worker::sinks::{CheckedPlace, SinkError};
 
 use super::collect::collected;
-use super::{Findings, Running, Start};
+use super::{Findings, Running, Start, worker_configs};
 use crate::api;
 use crate::daemon::history::History;
 use crate::daemon::{Error, device, last_good, sinks};
@@ -40,6 +41,7 @@ pub(crate) fn of_program(installation: &Installation<'_>) -> Findings {
     let ((), warnings) = collected(|| {
         installation.warn_of_trial();
         installation.place(&mut found);
+        installation.tables(&start, &mut found);
         open_sinks(&start, program, &mut found);
     });
     found.warnings = warnings;
@@ -63,6 +65,26 @@ impl Installation<'_> {
             None => tracing::warn!(
                 "{why}: a start uses it all the same, as the history has no confirmed policy that can be used"
             ),
+        }
+    }
+
+    /// Checks the memory of the tables of sources and flows, beside that of the frames. What is missing beside
+    /// a running daemon may be free after it.
+    fn tables(&self, start: &Start<'_>, found: &mut Findings) {
+        let mut forecast = ArenaForecast::default();
+        for config in worker_configs(self.settings) {
+            // A refusal is found with the settings.
+            let _ = worker::forecast_memory(&config, &mut forecast);
+        }
+        match (worker::forecast_tables(self.program, self.workers, &mut forecast), &start.running) {
+            (Err(error), Some(running)) => {
+                found.notes.push(format!(
+                    "{}, as long as {} has memory for its own",
+                    chain(&error),
+                    running.name()
+                ));
+            }
+            (result, _) => found.add(result.map_err(Error::Worker)),
         }
     }
 

@@ -25,6 +25,7 @@ use parking::Wakeup;
 use program::{Collector, FlowExport, Program, RuleId, SinkKind, Verdict};
 
 pub(super) use self::cache::FlowCache;
+pub(crate) use self::cache::cache_bytes;
 use self::message::{FlowContext, FlowSums, MessageBuilder, Template, encode_flow, encode_not_sent};
 use self::session::{Sent, Session};
 use super::super::clock::now_ns;
