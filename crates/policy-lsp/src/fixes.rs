@@ -7,7 +7,7 @@ use lsp_types::{
     CodeAction, CodeActionKind, CodeActionOrCommand, DocumentChanges, InlayHint, InlayHintKind,
     InlayHintLabel, OneOf, Range, TextEdit, WorkspaceEdit,
 };
-use policy::{Diagnostic, Place, Replacement};
+use policy::{Diagnostic, Place, TextReplacement};
 
 use crate::navigation::edit_of;
 use crate::outline::{NameKind, Outline};
@@ -56,7 +56,7 @@ struct TextFix {
 
 /// The fix of a problem of a document with this outline.
 fn fix_of(problem: &Diagnostic, outline: &Outline) -> Option<TextFix> {
-    if let Some(Replacement { place, text }) = problem.replacement.clone() {
+    if let Some(TextReplacement { place, text }) = problem.replacement.clone() {
         let title = title(place.text().unwrap_or_default(), &text);
         return Some(TextFix { place, text, title });
     }

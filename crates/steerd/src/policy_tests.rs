@@ -22,7 +22,7 @@ use policy::policy::{Action, Direction};
 use policy::policy_test::{Expected, PolicyTest, TestedPackets};
 use policy::protect::ProtectedMatch;
 use policy::{Diagnostic, Policy};
-use program::{DEFAULT_RULE, Description, Match, Predicate, Program};
+use program::{DEFAULT_RULE, DescriptionText, Match, Predicate, Program};
 use serde::Serialize;
 
 use crate::policy_file;
@@ -370,7 +370,7 @@ fn named(test: &PolicyTest) -> String {
 }
 
 /// The first line of a description behind a comma: `, "Public web servers"`. A long one is cut.
-fn quoted(description: &Description) -> String {
+fn quoted(description: &DescriptionText) -> String {
     const SHOWN: usize = 80;
     let line = description.lines().next().unwrap_or_default();
     let cut = if line.chars().count() > SHOWN || description.lines().count() > 1 { "..." } else { "" };

@@ -6,13 +6,13 @@ use std::sync::LazyLock;
 use packet::{EtherType, FIELDS, Field, Form, Header, IpProtocol, Layers, Row};
 use program::{Family, Fragments, Match, RangeSet};
 
-use crate::hint::Hint;
+use crate::hint::ProblemHint;
 
 use super::matches::Spans;
 use super::reader::Reader;
 
 /// A finding: the key that it points at, the message, the hint.
-type Finding = (&'static str, String, Hint);
+type Finding = (&'static str, String, ProblemHint);
 
 /// The findings of one match.
 #[derive(Default)]
@@ -25,7 +25,7 @@ impl Findings {
 
     /// A finding about two keys that no packet has together.
     fn push_pair(&mut self, one: &'static str, other: &'static str, message: String, hint: &str) {
-        self.0.push((other, message, Hint::rule_for_each(hint, one, other)));
+        self.0.push((other, message, ProblemHint::rule_for_each(hint, one, other)));
     }
 }
 

@@ -22,7 +22,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking::Wakeup;
-use program::{Collector, FlowExport, Program, RuleId, SinkKind, Verdict};
+use program::{FlowCollector, FlowExport, Program, RuleId, SinkKind, Verdict};
 
 pub(super) use self::cache::FlowCache;
 pub(crate) use self::cache::cache_bytes;
@@ -215,7 +215,7 @@ impl Shared {
 }
 
 /// Looks up the collector's host, which may take seconds.
-pub(super) fn look_up(collector: &Collector) -> io::Result<()> {
+pub(super) fn look_up(collector: &FlowCollector) -> io::Result<()> {
     session::addresses(collector).map(drop)
 }
 
