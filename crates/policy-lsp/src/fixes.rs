@@ -1,5 +1,5 @@
-//! Quick fixes: the replacements that findings carry, and rules that become two. One is offered only while the
-//! document has the text of the check.
+//! Quick fixes: the replacements that findings carry, and rules that become two. One is offered only while
+//! the document has the text of the check.
 
 use std::path::Path;
 

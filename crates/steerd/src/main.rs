@@ -4,6 +4,7 @@
 //! exit code. `daemon` is where `steerd run` begins; ARCHITECTURE.md describes the path from there.
 #![forbid(unsafe_code)]
 
+mod address_text;
 mod api;
 mod carving;
 mod cli;

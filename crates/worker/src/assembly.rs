@@ -203,8 +203,8 @@ pub fn forecast_memory(
     refused.map_err(|source| Error::Arena { worker: config.id, bytes: options.bytes, source })
 }
 
-/// Adds the tables of a program to a forecast: on each worker those of the sources of limits, and those of the
-/// flows that sinks export.
+/// Adds the tables of a program to a forecast: on each worker those of the sources of limits, and those of
+/// the flows that sinks export.
 ///
 /// # Errors
 /// There is no memory for all of them together.

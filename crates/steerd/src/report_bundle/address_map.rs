@@ -15,10 +15,12 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use packet::MacAddr;
 use sha2::{Digest, Sha256};
+
+use crate::address_text::{AddressRewriter, is_common};
 
 const KEY_BYTES: usize = 32;
 /// Bits of the address forms.
@@ -211,11 +213,46 @@ fn is_on_way_to(prefix: u128, bits: u32, classes: &[(u128, u32)]) -> bool {
     classes.iter().any(|(class, length)| bits < *length && class >> (length - bits) == prefix)
 }
 
-/// Returns whether every network has this address.
-pub(super) fn is_common(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => address.is_unspecified() || address.is_loopback() || address.is_broadcast(),
-        IpAddr::V6(address) => address.is_unspecified() || address.is_loopback(),
+impl AddressRewriter for AddressMap {
+    fn ip(&self, address: IpAddr, mask: Option<&str>) -> String {
+        let length = mask.and_then(|mask| mask.parse().ok());
+        let new = length.map_or_else(|| self.ip(address), |length| self.prefix(address, length));
+        let bits = mask.and_then(|mask| mask.parse::<IpAddr>().ok());
+        bits.map_or(new, |bits| masked(new, bits)).to_string()
+    }
+
+    fn socket(&self, address: SocketAddr) -> String {
+        SocketAddr::new(self.ip(address.ip()), address.port()).to_string()
+    }
+
+    fn range(&self, first: IpAddr, last: IpAddr) -> String {
+        let (first, last) = self.range(first, last);
+        format!("{first}-{last}")
+    }
+
+    fn mac(&self, address: MacAddr, mask: Option<MacAddr>) -> String {
+        let mut new = self.mac(address);
+        if let Some(mask) = mask {
+            new.0.iter_mut().zip(mask.0).for_each(|(byte, mask)| *byte &= mask);
+        }
+        new.to_string()
+    }
+
+    fn digits(&self, digits: &str) -> String {
+        self.digits(digits)
+    }
+
+    /// The address stays: it names a slot, not a host.
+    fn pci_address(&self, word: &str) -> String {
+        word.to_owned()
+    }
+}
+
+fn masked(address: IpAddr, mask: IpAddr) -> IpAddr {
+    match (address, mask) {
+        (IpAddr::V4(address), IpAddr::V4(mask)) => IpAddr::V4(address & mask),
+        (IpAddr::V6(address), IpAddr::V6(mask)) => IpAddr::V6(address & mask),
+        (address, _) => address,
     }
 }
 

@@ -68,8 +68,8 @@ impl Installation<'_> {
         }
     }
 
-    /// Checks the memory of the tables of sources and flows, beside that of the frames. What is missing beside
-    /// a running daemon may be free after it.
+    /// Checks the memory of the tables of sources and flows, beside that of the frames. What is missing
+    /// beside a running daemon may be free after it.
     fn tables(&self, start: &Start<'_>, found: &mut Findings) {
         let mut forecast = ArenaForecast::default();
         for config in worker_configs(self.settings) {
