@@ -182,8 +182,9 @@ fn check_policy(
     if let (Some(start), Some(settings), Some(program)) = (start.as_mut(), &settings, &report.program) {
         let half = profile.with_half_of_the_priorities();
         let half = || Job::new(&policy, &half, workers).weighted(weights.as_ref()).compile().ok();
-        let inputs = &inputs;
-        let installation = Installation { settings, profile, program, inputs, workers, half: &half };
+        let (inputs, set_sizes) = (&inputs, &*policy.set_sizes);
+        let installation =
+            Installation { settings, profile, program, inputs, set_sizes, workers, half: &half };
         start.extend(preflight::of_program(&installation));
     }
     let counted = counters.map(|counters| CountedShare::of(&job, report.program.as_ref(), &counters));

@@ -8,6 +8,7 @@ use compiler::reload_conflict;
 use control::{ControlError, Limits, PlannedChange, plan};
 use device_model::DeviceModel;
 use hugemem::ArenaForecast;
+use policy::policy::SetSize;
 use program::{Program, SinkKind};
 use shm::ListenError;
 use worker::sinks::{CheckedPlace, SinkError};
@@ -16,7 +17,7 @@ use super::collect::collected;
 use super::{Findings, Running, Start, worker_configs};
 use crate::api;
 use crate::daemon::history::History;
-use crate::daemon::{Error, device, last_good, sinks};
+use crate::daemon::{Error, changed_set, device, last_good, sinks};
 use crate::message::chain;
 use crate::policy_file::Inputs;
 use crate::settings::Settings;
@@ -28,6 +29,8 @@ pub(crate) struct Installation<'p> {
     pub(crate) profile: &'p DeviceModel,
     pub(crate) program: &'p Program,
     pub(crate) inputs: &'p Inputs,
+    /// The sets of the policy with `max_change`.
+    pub(crate) set_sizes: &'p [SetSize],
     pub(crate) workers: usize,
     /// The program for half of the priorities, which a reload may install first.
     pub(crate) half: &'p dyn Fn() -> Option<Program>,
@@ -39,7 +42,7 @@ pub(crate) fn of_program(installation: &Installation<'_>) -> Findings {
     let start = Start { settings, filter_model: None, running: Running::with(settings) };
     let mut found = Findings::default();
     let ((), warnings) = collected(|| {
-        installation.warn_of_trial();
+        installation.warn_of_history();
         installation.place(&mut found);
         installation.tables(&start, &mut found);
         open_sinks(&start, program, &mut found);
@@ -49,11 +52,17 @@ pub(crate) fn of_program(installation: &Installation<'_>) -> Findings {
 }
 
 impl Installation<'_> {
-    /// Logs a warning if the policy was on trial, and which one a start uses.
-    fn warn_of_trial(&self) {
+    /// Logs a warning if the policy was on trial, or changes a set too much, and which one a start uses.
+    fn warn_of_history(&self) {
         let Some(folder) = self.settings.state.folder() else { return };
         let history = History::peek(&folder.join("history.json"));
         if !history.is_unconfirmed(self.inputs) {
+            if let Some(why) = changed_set(&history, self.set_sizes) {
+                tracing::warn!(
+                    "{why}: a start uses the last confirmed policy of the history (hint: if that is right, \
+                     `steerd reload --force` puts the policy of the file in force)"
+                );
+            }
             return;
         }
         let why = "the policy was on trial and nobody confirmed it";
