@@ -69,6 +69,14 @@ impl ArenaForecast {
         self.asked_bytes
     }
 
+    /// Adds ordinary memory that is no arena.
+    ///
+    /// # Errors
+    /// The host, or a control group, has less.
+    pub fn add_memory(&mut self, bytes: u64) -> io::Result<()> {
+        self.take_memory(usize::try_from(bytes).unwrap_or(usize::MAX))
+    }
+
     fn take(&mut self, kind: PageKind, numa_node: Option<u32>, bytes: usize) -> io::Result<()> {
         match kind {
             PageKind::Huge1G | PageKind::Huge2M => self.take_reserved(kind, numa_node, bytes),

@@ -30,6 +30,7 @@ mod lengths;
 mod mac;
 mod numbers;
 pub mod offload;
+mod packet_flow;
 mod parse;
 pub mod rewrite;
 pub mod segment;
@@ -48,6 +49,7 @@ pub use head::FrameHead;
 pub use image::read_image;
 pub use mac::{MacAddr, mac_address, mac_number};
 pub use numbers::{EtherType, IpProtocol};
+pub use packet_flow::PacketFlow;
 pub use parse::{Parsed, parse};
 pub use toeplitz::{RSS_KEY_BYTES, RssKey, Toeplitz};
 pub use tunnel::{

@@ -4,11 +4,9 @@ use analysis::{Change, Detail, Diff, GroupChange, PairSummary};
 use compiler::{Capacity, Job, Obstacle};
 use device_model::DeviceModel;
 use policy::policy::Direction;
-use policy::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS, Policy};
+use policy::{Diagnostic, Diagnostics, Policy};
 use program::Program;
-use reports::{
-    DeviceRoom, ExplainedPacket, LostReport, ProtectedNames, ProtectionReport, Report, RuleReport, Shares,
-};
+use reports::{ExplainedPacket, PolicyFindings, ProtectedNames, RuleReport, Shares};
 use serde::Serialize;
 
 use crate::question::{PolicyFiles, PolicyOnDevice};
@@ -116,21 +114,11 @@ pub(crate) fn check(device: &PolicyOnDevice) -> Result<CheckAnswer, String> {
     }
     let workers = device.workers(&policy)?;
     let job = Job::new(&policy, &model, workers);
-    let report = Report::of(&job).with_written_actions(&policy);
-    let program = report.program.as_ref();
-    let lost = program.map(|program| LostReport::errors(&policy, program)).unwrap_or_default();
-    let protection = ProtectionReport::of(&job, program);
-    let room = program.and_then(|program| DeviceRoom::of(&job, program, false));
-    let (room_errors, of_room) = reports::room_findings(room.as_ref(), &policy, &model);
     let analysis = analysis::analyse(&policy, &mut |_| {});
-    let errors = [&*report.problems, &lost, &protection.errors, &room_errors].concat();
-    let warnings = reports::all_warnings(&policy, &report, Some(&analysis), [of_text, of_room].concat());
-    let is_ok = program.is_some() && errors.is_empty();
-    let mut found = [errors, warnings].concat();
-    let omitted = found.len().saturating_sub(MAX_DIAGNOSTICS);
-    found.truncate(MAX_DIAGNOSTICS);
-    let mut problems = Problems::from(Diagnostics::from(found));
-    problems.omitted_diagnostics += omitted;
+    let findings = PolicyFindings::of(&job, of_text, false).analysed(&policy, Some(analysis));
+    let found: Vec<Diagnostic> = findings.problems().chain(&findings.warnings).cloned().collect();
+    let is_ok = findings.report.program.is_some() && findings.problems().next().is_none();
+    let report = findings.report;
     Ok(CheckAnswer {
         ok: is_ok,
         model: report.device,
@@ -140,7 +128,7 @@ pub(crate) fn check(device: &PolicyOnDevice) -> Result<CheckAnswer, String> {
         shares: report.shares,
         capacity: report.capacity,
         obstacles: report.obstacles,
-        problems,
+        problems: Diagnostics::from(found).into(),
     })
 }
 

@@ -14,7 +14,7 @@ pub(crate) struct TextBuffer {
     pub(crate) version: i32,
     text: Arc<str>,
     lines: LineIndex,
-    outline: OnceLock<Outline>,
+    outline: OnceLock<Arc<Outline>>,
 }
 
 impl TextBuffer {
@@ -28,8 +28,8 @@ impl TextBuffer {
     }
 
     /// The names in the text.
-    pub(crate) fn outline(&self) -> &Outline {
-        self.outline.get_or_init(|| Outline::of(&self.text))
+    pub(crate) fn outline(&self) -> &Arc<Outline> {
+        self.outline.get_or_init(|| Arc::new(Outline::of(&self.text)))
     }
 
     /// Applies changes one after the other.

@@ -92,7 +92,7 @@ fn headers() -> Vec<Proposal> {
 }
 
 /// The keys of a table. `has_value`: whether a value follows the cursor.
-fn keys(path: &[String], files: &[PolicyFile<'_>], has_value: bool) -> Vec<Proposal> {
+fn keys(path: &[String], files: &[PolicyFile], has_value: bool) -> Vec<Proposal> {
     let written = |name: &str| if has_value { name.to_owned() } else { format!("{name} = ") };
     let names = match path {
         [tests, counts, of] if tests == "tests" && counts == "counts" => match &**of {
@@ -124,7 +124,7 @@ fn keys(path: &[String], files: &[PolicyFile<'_>], has_value: bool) -> Vec<Propo
 }
 
 /// The values of a key.
-fn values(path: &[String], files: &[PolicyFile<'_>]) -> Vec<Proposal> {
+fn values(path: &[String], files: &[PolicyFile]) -> Vec<Proposal> {
     let shapes = Shapes::of(path.iter().map(String::as_str), sink_kind(path, files));
     let mut found: Vec<Proposal> =
         shapes.constants().into_iter().map(|word| Proposal::value(word, "")).collect();
@@ -174,7 +174,7 @@ fn name_kinds(path: &[String]) -> Vec<NameKind> {
 }
 
 /// The names of a kind.
-fn named(files: &[PolicyFile<'_>], kind: NameKind) -> Vec<Proposal> {
+fn named(files: &[PolicyFile], kind: NameKind) -> Vec<Proposal> {
     let proposal = |name: &crate::outline::NameUse| Proposal {
         label: name.name.clone(),
         text: name.name.clone(),
@@ -186,7 +186,7 @@ fn named(files: &[PolicyFile<'_>], kind: NameKind) -> Vec<Proposal> {
 }
 
 /// The kind of the sink that a path leads into, if it is written.
-pub(crate) fn sink_kind<'f>(path: &[String], files: &'f [PolicyFile<'_>]) -> Option<&'f str> {
+pub(crate) fn sink_kind<'f>(path: &[String], files: &'f [PolicyFile]) -> Option<&'f str> {
     let [sinks, name, ..] = path else { return None };
     let kinds = files.iter().filter_map(|file| file.outline.sink_kinds.get(name));
     (sinks == "sinks").then(|| kinds.map(String::as_str).next()).flatten()

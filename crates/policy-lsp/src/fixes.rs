@@ -1,5 +1,5 @@
-//! Quick fixes: the replacements that findings carry. One is offered only while the text that it replaces is
-//! still in the document.
+//! Quick fixes: the replacements that findings carry, and rules that become two. One is offered only while
+//! the document has the text of the check.
 
 use std::path::Path;
 
@@ -7,10 +7,12 @@ use lsp_types::{
     CodeAction, CodeActionKind, CodeActionOrCommand, DocumentChanges, InlayHint, InlayHintKind,
     InlayHintLabel, OneOf, Range, TextEdit, WorkspaceEdit,
 };
+use policy::{Diagnostic, Place, TextReplacement};
 
 use crate::navigation::edit_of;
-use crate::outline::NameKind;
+use crate::outline::{NameKind, Outline};
 use crate::publish::by_file;
+use crate::rule_split::{TwoRules, rule_for_each};
 use crate::workspace::Workspace;
 
 /// The quick fixes for findings that touch a range.
@@ -20,20 +22,18 @@ pub(crate) fn fixes(workspace: &Workspace, path: &Path, range: Range) -> Vec<Cod
     for placed in by_file(workspace).remove(path).unwrap_or_default() {
         let at = placed.diagnostic.range;
         let touches = at.start <= range.end && range.start <= at.end;
-        let replacement = placed.finding.and_then(|finding| finding.diagnostic.replacement.as_ref());
-        let Some(replacement) = replacement.filter(|_| touches) else { continue };
-        let place = &replacement.place;
+        let Some(finding) = placed.finding.filter(|_| touches) else { continue };
+        let Some(TextFix { place, text, title }) = fix_of(&finding.diagnostic, buffer.outline()) else {
+            continue;
+        };
         // The document may have changed since the check.
         let is_there =
             place.source().text == **buffer.text() && policy::plain_path(Path::new(place.file())) == path;
         let Some(uri) = workspace.uri(path).filter(|_| is_there) else { continue };
-        let edit = TextEdit {
-            range: buffer.range(&place.span(), workspace.units),
-            new_text: replacement.text.clone(),
-        };
+        let edit = TextEdit { range: buffer.range(&place.span(), workspace.units), new_text: text };
         let edits = vec![edit_of(workspace, path, uri, vec![OneOf::Left(edit)])];
         found.push(CodeActionOrCommand::CodeAction(CodeAction {
-            title: title(place.text().unwrap_or_default(), &replacement.text),
+            title,
             kind: Some(CodeActionKind::QUICKFIX),
             diagnostics: Some(vec![placed.diagnostic]),
             edit: Some(WorkspaceEdit {
@@ -45,6 +45,26 @@ pub(crate) fn fixes(workspace: &Workspace, path: &Path, range: Range) -> Vec<Cod
         }));
     }
     found
+}
+
+/// A change of text that carries a remedy out.
+struct TextFix {
+    place: Place,
+    text: String,
+    title: String,
+}
+
+/// The fix of a problem of a document with this outline.
+fn fix_of(problem: &Diagnostic, outline: &Outline) -> Option<TextFix> {
+    if let Some(TextReplacement { place, text }) = problem.replacement.clone() {
+        let title = title(place.text().unwrap_or_default(), &text);
+        return Some(TextFix { place, text, title });
+    }
+    let keys = problem.separate_keys.as_ref()?;
+    let place = problem.place();
+    let TwoRules { span, text } = rule_for_each(&place.source().text, outline, place.span().start, keys)?;
+    let title = format!("write a rule with `{}` and one with `{}`", keys[0], keys[1]);
+    Some(TextFix { place: Place::new(place.source(), span), text, title })
 }
 
 /// `replace "a" by "b"`, without what does not fit a menu.

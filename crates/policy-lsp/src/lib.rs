@@ -40,6 +40,7 @@ mod navigation;
 mod outline;
 mod position;
 mod publish;
+mod rule_split;
 mod server;
 mod transport;
 mod vocabulary;

@@ -18,13 +18,13 @@ use crate::vocabulary::{field_details, is_match_key, key};
 use crate::workspace::{PolicyFile, Workspace, definitions};
 
 /// The name under the cursor: one that is defined, and the files that may have it.
-struct FoundName<'w> {
+struct FoundName {
     name: NameUse,
-    files: Vec<PolicyFile<'w>>,
+    files: Vec<PolicyFile>,
 }
 
-impl<'w> FoundName<'w> {
-    fn at(workspace: &'w Workspace, path: &Path, position: Position) -> Option<Self> {
+impl FoundName {
+    fn at(workspace: &Workspace, path: &Path, position: Position) -> Option<Self> {
         let buffer = workspace.buffer(path)?;
         let offset = buffer.offset(position, workspace.units);
         let files = workspace.files_of(path);
@@ -35,14 +35,14 @@ impl<'w> FoundName<'w> {
     }
 
     /// Every place of the name, with its file.
-    fn places(&self) -> impl Iterator<Item = (&PolicyFile<'w>, &NameUse)> {
+    fn places(&self) -> impl Iterator<Item = (&PolicyFile, &NameUse)> {
         let is_it = |name: &&NameUse| name.kind == self.name.kind && name.name == self.name.name;
         self.files
             .iter()
             .flat_map(move |file| file.outline.names.iter().filter(is_it).map(move |name| (file, name)))
     }
 
-    fn location(workspace: &Workspace, file: &PolicyFile<'_>, name: &NameUse) -> Option<Location> {
+    fn location(workspace: &Workspace, file: &PolicyFile, name: &NameUse) -> Option<Location> {
         let range = file.range(&name.span, workspace.units);
         Some(Location { uri: workspace.uri(&file.path)?, range })
     }
@@ -102,7 +102,7 @@ pub(crate) fn rename(
     let mut edits = Vec::new();
     for file in &found.files {
         let names = found.places().filter(|(of, _)| of.path == file.path);
-        let edit = |(_, name): (&PolicyFile<'_>, &NameUse)| {
+        let edit = |(_, name): (&PolicyFile, &NameUse)| {
             let text = if name.is_bare && new.contains('.') { format!("\"{new}\"") } else { new.to_owned() };
             OneOf::Left(TextEdit { range: file.range(&name.span, workspace.units), new_text: text })
         };
@@ -183,7 +183,7 @@ fn markdown(value: String, range: Option<lsp_types::Range>) -> Hover {
     Hover { contents: HoverContents::Markup(MarkupContent { kind: MarkupKind::Markdown, value }), range }
 }
 
-fn about_name(workspace: &Workspace, path: &Path, found: &FoundName<'_>) -> String {
+fn about_name(workspace: &Workspace, path: &Path, found: &FoundName) -> String {
     let NameUse { kind, name, .. } = &found.name;
     let mut text = format!("{} **{}**", kind.word(), code_span(name));
     let defined = definitions(&found.files, *kind).find(|one| one.name.name == *name);
@@ -207,7 +207,7 @@ fn about_name(workspace: &Workspace, path: &Path, found: &FoundName<'_>) -> Stri
 }
 
 /// The number of values of a set that is read from a file.
-fn set_size(workspace: &Workspace, file: &PolicyFile<'_>, set: &NameUse) -> Option<String> {
+fn set_size(workspace: &Workspace, file: &PolicyFile, set: &NameUse) -> Option<String> {
     let name = file.outline.set_files.get(&set.name).filter(|_| set.kind == NameKind::Set)?;
     let folder = file.path.parent().unwrap_or(Path::new("")).to_owned();
     let texts = workspace.texts();

@@ -313,7 +313,7 @@ struct Defined {
 }
 
 /// The bytes of a value: those of its keys and values, because the span of a table is that of its header.
-fn extent(value: &Value<'_>) -> Range<usize> {
+pub(crate) fn extent(value: &Value<'_>) -> Range<usize> {
     match value.get_ref() {
         DeValue::Table(table) => table
             .iter()
@@ -322,7 +322,7 @@ fn extent(value: &Value<'_>) -> Range<usize> {
     }
 }
 
-fn joined(one: &Range<usize>, other: &Range<usize>) -> Range<usize> {
+pub(crate) fn joined(one: &Range<usize>, other: &Range<usize>) -> Range<usize> {
     one.start.min(other.start)..one.end.max(other.end)
 }
 

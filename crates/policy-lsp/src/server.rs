@@ -358,6 +358,9 @@ impl<W: Write> Server<W> {
 
     /// Orders a check of the policies as they are now.
     fn order(&mut self, is_forced: bool) {
+        if is_forced {
+            self.workspace.forget_files();
+        }
         self.ordered = self.workspace.policies();
         self.checks.check(Snapshot {
             policies: self.ordered.clone(),

@@ -1,7 +1,7 @@
 //! The open documents, the results of their last checks, and the files that belong to one policy.
 
-use std::borrow::Cow;
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -31,23 +31,32 @@ pub(crate) struct Workspace {
     results: BTreeMap<PathBuf, CheckedPolicy>,
     /// The revisions of the documents that the result of each policy was made from.
     result_revisions: BTreeMap<PathBuf, BTreeMap<PathBuf, u64>>,
+    /// Files that are not open, as they were when they were first needed after the last change or save of a
+    /// document.
+    closed_files: RefCell<BTreeMap<PathBuf, ClosedFile>>,
     pub(crate) units: CodeUnits,
     pub(crate) folder: Option<PathBuf>,
     pub(crate) settings: ServerSettings,
 }
 
+/// A file that no document has.
+struct ClosedFile {
+    text: Arc<str>,
+    outline: Arc<Outline>,
+}
+
 /// One file of a policy.
-pub(crate) struct PolicyFile<'w> {
+pub(crate) struct PolicyFile {
     pub(crate) path: PathBuf,
     pub(crate) text: Arc<str>,
-    pub(crate) outline: Cow<'w, Outline>,
+    pub(crate) outline: Arc<Outline>,
     /// The lines of the text, from the first range on.
     lines: OnceCell<LineIndex>,
 }
 
 /// The definition of a name.
 pub(crate) struct Definition<'f> {
-    pub(crate) file: &'f PolicyFile<'f>,
+    pub(crate) file: &'f PolicyFile,
     pub(crate) name: &'f NameUse,
 }
 
@@ -74,6 +83,7 @@ impl Workspace {
 
     pub(crate) fn close(&mut self, uri: &Uri) -> PathBuf {
         let path = path_of(uri);
+        self.forget_files();
         self.buffers.remove(&path);
         self.revisions.remove(&path);
         self.results.remove(&path);
@@ -81,7 +91,13 @@ impl Workspace {
         path
     }
 
+    /// Forgets the files that are not open, which may be others now.
+    pub(crate) fn forget_files(&mut self) {
+        self.closed_files.get_mut().clear();
+    }
+
     fn touch(&mut self, path: PathBuf) {
+        self.forget_files();
         self.last_revision += 1;
         self.revisions.insert(path, self.last_revision);
     }
@@ -163,9 +179,9 @@ impl Workspace {
     }
 
     /// The files of the policy that a document belongs to: the policy first, then what it includes.
-    pub(crate) fn files_of(&self, path: &Path) -> Vec<PolicyFile<'_>> {
+    pub(crate) fn files_of(&self, path: &Path) -> Vec<PolicyFile> {
         let texts = self.texts();
-        let mut found: Vec<PolicyFile<'_>> = Vec::new();
+        let mut found: Vec<PolicyFile> = Vec::new();
         let mut left = VecDeque::from([self.policy_of(path)]);
         while let Some(path) = left.pop_front() {
             if found.len() >= MAX_INCLUDED_FILES || found.iter().any(|file| file.path == path) {
@@ -180,13 +196,21 @@ impl Workspace {
         found
     }
 
-    fn file(&self, path: PathBuf, texts: &OpenTexts) -> Option<PolicyFile<'_>> {
+    fn file(&self, path: PathBuf, texts: &OpenTexts) -> Option<PolicyFile> {
         if let Some(buffer) = self.buffer(&path) {
-            let (text, outline) = (Arc::clone(buffer.text()), Cow::Borrowed(buffer.outline()));
+            let (text, outline) = (Arc::clone(buffer.text()), Arc::clone(buffer.outline()));
             return Some(PolicyFile { path, text, outline, lines: OnceCell::new() });
         }
-        let text = self.set_text(&path, texts)?;
-        let outline = Cow::Owned(Outline::of(&text));
+        let mut closed = self.closed_files.borrow_mut();
+        let file = match closed.entry(path.clone()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(unknown) => {
+                let text = self.set_text(&path, texts)?;
+                let outline = Arc::new(Outline::of(&text));
+                unknown.insert(ClosedFile { text, outline })
+            }
+        };
+        let (text, outline) = (Arc::clone(&file.text), Arc::clone(&file.outline));
         Some(PolicyFile { path, text, outline, lines: OnceCell::new() })
     }
 
@@ -197,7 +221,7 @@ impl Workspace {
     }
 }
 
-impl PolicyFile<'_> {
+impl PolicyFile {
     /// The range of some bytes.
     pub(crate) fn range(&self, span: &std::ops::Range<usize>, units: CodeUnits) -> lsp_types::Range {
         self.lines.get_or_init(|| LineIndex::of(&self.text)).range(&self.text, span, units)
@@ -206,10 +230,44 @@ impl PolicyFile<'_> {
 
 /// The definitions of a kind in all files.
 pub(crate) fn definitions<'f>(
-    files: &'f [PolicyFile<'f>],
+    files: &'f [PolicyFile],
     kind: NameKind,
 ) -> impl Iterator<Item = Definition<'f>> {
     files
         .iter()
         .flat_map(move |file| file.outline.definitions(kind).map(move |name| Definition { file, name }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn included_files_are_parsed_once_per_version() {
+        let folder = tempfile::tempdir().expect("folder");
+        let included = folder.path().join("more.toml");
+        std::fs::write(&included, "[sets]\na = [1]\n").expect("written");
+        let path = folder.path().join("p.toml");
+        let uri = uri_of(&path).expect("a URI");
+        let mut workspace = Workspace::default();
+        workspace.open(uri.clone(), 1, "includes = ['more.toml']\n".to_owned());
+        let outline = |workspace: &Workspace| {
+            let files = workspace.files_of(&path);
+            Arc::clone(&files.last().filter(|file| file.path == included).expect("it is included").outline)
+        };
+        let first = outline(&workspace);
+        std::fs::write(&included, "[sets]\nb = [1]\n").expect("written");
+        assert!(Arc::ptr_eq(&first, &outline(&workspace)));
+        let change = TextDocumentContentChangeEvent {
+            range: None,
+            range_length: None,
+            text: "includes = ['more.toml'] # \n".to_owned(),
+        };
+        assert!(workspace.change(&uri, 2, vec![change]));
+        let second = outline(&workspace);
+        assert_eq!(second.definitions(NameKind::Set).map(|set| &*set.name).collect::<Vec<_>>(), ["b"]);
+        std::fs::remove_file(&included).expect("removed");
+        workspace.forget_files();
+        assert_eq!(workspace.files_of(&path).len(), 1);
+    }
 }

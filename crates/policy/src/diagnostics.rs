@@ -10,7 +10,7 @@ use std::sync::Arc;
 use miette::{GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource, SourceCode};
 use serde::Serialize;
 
-use crate::hint::{Hint, Replacement};
+use crate::hint::{ProblemHint, TextReplacement};
 use crate::source::Source;
 
 /// The most problems that are listed; further ones are counted. A wrong file may have a problem per line.
@@ -45,7 +45,10 @@ pub struct Diagnostic {
     pub hint: Option<String>,
     /// The replacement that carries the remedy out, if it is one of text.
     #[serde(skip)]
-    pub replacement: Option<Replacement>,
+    pub replacement: Option<TextReplacement>,
+    /// The keys of the rule that become one rule each, in the order of the rules, if that is the remedy.
+    #[serde(skip)]
+    pub separate_keys: Option<[String; 2]>,
     /// Other places that the problem is about, each with its part in it.
     #[serde(skip)]
     pub related: Vec<(Place, String)>,
@@ -149,6 +152,7 @@ impl Place {
             label,
             hint: None,
             replacement: None,
+            separate_keys: None,
             related: Vec::new(),
             is_of_unreadable_file: false,
             span: self.span.start.min(text.len())..self.span.end.min(text.len()),
@@ -160,9 +164,10 @@ impl Place {
 impl Diagnostic {
     /// Adds the remedy.
     #[must_use]
-    pub fn hint(mut self, hint: impl Into<Hint>) -> Self {
-        let hint: Hint = hint.into();
+    pub fn hint(mut self, hint: impl Into<ProblemHint>) -> Self {
+        let hint: ProblemHint = hint.into();
         self.replacement = hint.replacement(&self.place());
+        self.separate_keys = hint.separate_keys().cloned();
         self.hint = Some(printable(hint.into()));
         self
     }

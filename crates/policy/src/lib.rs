@@ -36,7 +36,7 @@ mod vocabulary;
 mod witness;
 
 pub use diagnostics::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS, Place, Severity};
-pub use hint::{Hint, Replacement};
+pub use hint::{ProblemHint, TextReplacement};
 pub use packet_text::{frame_of_hex, key_of_text, short_packet};
 pub use parse::{
     DocumentKind, HASH_FIELDS, LoadOptions, MAX_INCLUDE_DEPTH, MAX_INCLUDED_FILES, MAX_SUBSTITUTED_BYTES,

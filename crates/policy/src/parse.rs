@@ -30,7 +30,7 @@ use std::sync::Arc;
 use program::Match;
 
 use crate::diagnostics::{Diagnostic, Diagnostics, Place};
-use crate::hint::Hint;
+use crate::hint::ProblemHint;
 use crate::keys;
 use crate::policy::{Action, Policy, RuleDefinition, RuntimeDefinition, VERSION};
 use crate::policy_test::PolicyTest;
@@ -331,9 +331,9 @@ fn given_twice(reader: &mut Reader, value: &reader::Value<'_>, key: &str, first:
 
 fn version(reader: &mut Reader, table: &Table<'_>) {
     const HINT: &str = "write version = 1";
-    let right = || Hint::whole(HINT, VERSION.to_string());
+    let right = || ProblemHint::whole(HINT, VERSION.to_string());
     let Some(value) = table.get("version") else {
-        let hint = Hint::whole(HINT, format!("version = {VERSION}\n"));
+        let hint = ProblemHint::whole(HINT, format!("version = {VERSION}\n"));
         return reader.error_with(0..0, "the policy has no `version`", "at the top of the file", hint);
     };
     match reader::integer_of(value) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use packet::{HashFields, RssKey};
 use program::{
-    Description, GroupId, Match, Policing, RuntimeFields, RuntimeMatch, SinkId, SinkSpec, Verdict,
+    DescriptionText, GroupId, Match, Policing, RuntimeFields, RuntimeMatch, SinkId, SinkSpec, Verdict,
 };
 
 use crate::diagnostics::Place;
@@ -182,7 +182,7 @@ pub struct GroupDefinition {
     /// The name.
     pub name: String,
     /// A text for people.
-    pub description: Option<Description>,
+    pub description: Option<DescriptionText>,
     /// The workers and their shares.
     pub workers: Workers,
     /// Whether the text has `queues`: the numbers are those of receive queues of the interface, from which
@@ -245,7 +245,7 @@ pub struct RuleDefinition {
     /// The name, unique.
     pub name: String,
     /// A text for people.
-    pub description: Option<Description>,
+    pub description: Option<DescriptionText>,
     /// The packets that it applies to.
     pub matches: Match,
     /// The action of the rule.

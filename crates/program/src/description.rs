@@ -9,7 +9,7 @@ use serde::{Serialize, Serializer};
 /// A description of one line or several, separated by `\n`. It has no other control character, and none that
 /// changes the direction of text, so a terminal can show it. Copies share the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Description(Arc<str>);
+pub struct DescriptionText(Arc<str>);
 
 /// Why a text is no description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -17,15 +17,15 @@ pub enum DescriptionFault {
     /// It has no character but blanks.
     #[error("it is empty")]
     Empty,
-    /// It is longer than [`Description::MAX_BYTES`].
-    #[error("it has {0} bytes, at most {max} are allowed", max = Description::MAX_BYTES)]
+    /// It is longer than [`DescriptionText::MAX_BYTES`].
+    #[error("it has {0} bytes, at most {max} are allowed", max = DescriptionText::MAX_BYTES)]
     TooLong(usize),
     /// It contains this character.
     #[error("it contains the control character U+{:04X}", u32::from(*.0))]
     Control(char),
 }
 
-impl Description {
+impl DescriptionText {
     /// The longest description, in bytes of UTF-8.
     pub const MAX_BYTES: usize = 1024;
 
@@ -57,7 +57,7 @@ fn is_control(c: char) -> bool {
     c.is_control() || changes_direction || matches!(c, '\u{2028}' | '\u{2029}')
 }
 
-impl Deref for Description {
+impl Deref for DescriptionText {
     type Target = str;
 
     fn deref(&self) -> &str {
@@ -65,13 +65,13 @@ impl Deref for Description {
     }
 }
 
-impl fmt::Display for Description {
+impl fmt::Display for DescriptionText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl Serialize for Description {
+impl Serialize for DescriptionText {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&self.0)
     }
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_description_has_lines_without_control_characters() {
-        let new = |text: &str| Description::new(text);
+        let new = |text: &str| DescriptionText::new(text);
         assert_eq!(new("\n  one\r\ntwo\n").as_deref(), Ok("one\ntwo"));
         assert_eq!(new(" \n"), Err(DescriptionFault::Empty));
         assert_eq!(new("a\u{1b}[2J"), Err(DescriptionFault::Control('\u{1b}')));

@@ -37,13 +37,13 @@ impl CollectorTransport {
 /// A collector of flows: `ipfix://192.0.2.7:4739`, `ipfix+tcp://[2001:db8::7]`.
 ///
 /// ```
-/// let collector: program::Collector = "ipfix+tcp://[2001:db8::7]".parse()?;
+/// let collector: program::FlowCollector = "ipfix+tcp://[2001:db8::7]".parse()?;
 /// assert_eq!((&*collector.host, collector.port), ("2001:db8::7", 4739));
 /// assert_eq!(collector.to_string(), "ipfix+tcp://[2001:db8::7]:4739");
 /// # Ok::<(), program::CollectorError>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Collector {
+pub struct FlowCollector {
     /// The protocol below IPFIX.
     pub transport: CollectorTransport,
     /// A host name or an address, without brackets.
@@ -67,7 +67,7 @@ pub enum CollectorError {
     Port,
 }
 
-impl FromStr for Collector {
+impl FromStr for FlowCollector {
     type Err = CollectorError;
 
     fn from_str(text: &str) -> Result<Self, CollectorError> {
@@ -102,7 +102,7 @@ impl FromStr for Collector {
     }
 }
 
-impl fmt::Display for Collector {
+impl fmt::Display for FlowCollector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { transport, host, port } = self;
         let scheme = transport.scheme();
@@ -114,7 +114,7 @@ impl fmt::Display for Collector {
     }
 }
 
-impl Serialize for Collector {
+impl Serialize for FlowCollector {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
@@ -125,7 +125,7 @@ impl Serialize for Collector {
 pub struct FlowExport {
     /// The collector.
     #[serde(rename = "export")]
-    pub collector: Collector,
+    pub collector: FlowCollector,
     /// The number of flows that each worker can have at once, in sets of 8. The number of
     /// sets is rounded up to a power of two.
     pub flows: u32,
@@ -149,7 +149,7 @@ impl FlowExport {
 
     /// The export to a collector with the defaults of the other options.
     #[must_use]
-    pub fn new(collector: Collector) -> Self {
+    pub fn new(collector: FlowCollector) -> Self {
         Self {
             collector,
             flows: 1 << 14,
@@ -173,7 +173,7 @@ mod tests {
             ("ipfix://[::1]:9995", "ipfix://[::1]:9995"),
             ("ipfix+tcp://collector_1:65535", "ipfix+tcp://collector_1:65535"),
         ] {
-            let collector: Collector = text.parse().expect(text);
+            let collector: FlowCollector = text.parse().expect(text);
             assert_eq!(collector.to_string(), printed);
             assert_eq!(printed.parse(), Ok(collector));
         }
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn other_texts_name_no_collector() {
-        let error = |text: &str| text.parse::<Collector>().expect_err(text);
+        let error = |text: &str| text.parse::<FlowCollector>().expect_err(text);
         for text in ["", "192.0.2.7:2055", "udp://192.0.2.7", "ipfix:192.0.2.7", "IPFIX://192.0.2.7"] {
             assert_eq!(error(text), CollectorError::Scheme, "{text}");
         }

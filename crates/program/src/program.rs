@@ -9,7 +9,7 @@ use packet::cube::Cube;
 use packet::{DeepKey, FlowKey, HashFields, RssKey};
 use serde::Serialize;
 
-use crate::description::Description;
+use crate::description::DescriptionText;
 use crate::flow_cube::claim_of;
 use crate::ids::{ClassId, GroupId, QueueId, RuleId, SinkId, WorkerId};
 use crate::outcome::{Outcome, Verdict};
@@ -68,7 +68,7 @@ pub struct Rule {
     /// Unique; what counters are named after.
     pub name: RuleName,
     /// The description in the policy.
-    pub description: Option<Description>,
+    pub description: Option<DescriptionText>,
     /// The verdict on the rule's packets.
     pub action: Verdict,
     /// Line of the policy file, from 1 (the pseudo rule: the line of `default`, or 0).
@@ -141,7 +141,7 @@ pub struct Group {
     /// The name in the policy.
     pub name: String,
     /// The description in the policy.
-    pub description: Option<Description>,
+    pub description: Option<DescriptionText>,
     /// The indirection table; its length is a power of two.
     pub table: Vec<WorkerId>,
     /// The Toeplitz key of every queue of the group.

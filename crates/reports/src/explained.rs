@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use packet::DeepKey;
 use policy::policy::Direction;
 use program::{
-    ClassId, Copied, Description, Explanation, FlowKind, LimitPart, Outcome, Policing, Program, RateLimit,
-    RuleId, SentExplanation, Verdict, WorkerId, XdpVerdict,
+    ClassId, Copied, DescriptionText, Explanation, FlowKind, LimitPart, Outcome, Policing, Program,
+    RateLimit, RuleId, SentExplanation, Verdict, WorkerId, XdpVerdict,
 };
 use serde::Serialize;
 
@@ -105,7 +105,7 @@ pub struct ReceivedPacket {
     line: u32,
     /// The text of the policy for people; left out if the rule has none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    description: Option<Description>,
+    description: Option<DescriptionText>,
     action: String,
     /// The rule whose flow matches it in the device, if it is another.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -434,7 +434,7 @@ pub struct SentPacket {
     line: Option<u32>,
     /// The text of the policy for people; left out if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    description: Option<Description>,
+    description: Option<DescriptionText>,
     action: &'static str,
     leaves: bool,
     copies: Vec<Copy>,
@@ -485,7 +485,7 @@ impl SentPacket {
 }
 
 /// The text of the policy about a rule.
-fn description(program: &Program, rule: RuleId) -> Option<Description> {
+fn description(program: &Program, rule: RuleId) -> Option<DescriptionText> {
     program.rules.get(rule.index()).and_then(|rule| rule.description.clone())
 }
 

@@ -2,7 +2,7 @@
 //! likely mistakes ([`Check`]), how the packets of rules ([`shares`]) and of captures ([`TrafficShares`]) are
 //! decided, what happens to one packet ([`ExplainedPacket`]), whether the host gets what it must
 //! ([`LostReport`], [`ProtectionReport`]), and how many rules at run time a device has room for
-//! ([`DeviceRoom`]). Nothing here changes a
+//! ([`DeviceRoom`]). [`PolicyFindings`] are all of them for a policy and a device. Nothing here changes a
 //! program, except that the packets of a capture can be counted by rule as weights for the compiler
 //! ([`RuleCounter`]).
 //!
@@ -26,6 +26,7 @@ mod check;
 mod device_room;
 mod explained;
 mod lost_exceptions;
+mod policy_findings;
 mod protection;
 mod report;
 mod rule_counter;
@@ -44,6 +45,7 @@ pub use explained::{
     sent_action,
 };
 pub use lost_exceptions::LostReport;
+pub use policy_findings::PolicyFindings;
 pub use protection::{ProtectedNames, ProtectionReport, protection_warning};
 pub use report::{Decided, PolicingReport, Report, RuleReport, WorkerLimit, report};
 pub use rule_counter::RuleCounter;

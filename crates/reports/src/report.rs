@@ -8,8 +8,8 @@ use device_model::DeviceModel;
 use packet::Field;
 use policy::{Diagnostic, Policy};
 use program::{
-    Description, Errno, Family, Feature, Inseparable, LimitPart, LimitShare, Match, Placement, PolicedRule,
-    Policing, Program, RateLimit, RuleId, SourceLimit, UndecidedKey, UndecidedReason, WorkerId,
+    DescriptionText, Errno, Family, Feature, Inseparable, LimitPart, LimitShare, Match, Placement,
+    PolicedRule, Policing, Program, RateLimit, RuleId, SourceLimit, UndecidedKey, UndecidedReason, WorkerId,
 };
 use serde::Serialize;
 
@@ -52,7 +52,7 @@ pub struct RuleReport {
     /// The line of the rule in the policy.
     pub line: u32,
     /// The text of the policy for people.
-    pub description: Option<Description>,
+    pub description: Option<DescriptionText>,
     /// The action of the rule, in English; empty if unknown.
     pub action: String,
     /// Where it is decided.

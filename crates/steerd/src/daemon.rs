@@ -37,6 +37,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
 use device_model::DeviceModel;
+use policy::policy::SetSize;
 use worker::DeviceClock;
 use worker::sinks::Ports;
 
@@ -252,7 +253,16 @@ fn first_policy(
             let fault = used(why, &last, "`steerd reload` puts the policy of the file in force");
             Ok((last, Some(fault)))
         }
-        Ok(compiled) => Ok((compiled, None)),
+        Ok(compiled) => {
+            if let Some(why) = changed_set(history, &compiled.set_sizes)
+                && let Some(last) = last()
+            {
+                let hint = "if that is right, `steerd reload --force` puts the policy of the file in force";
+                let fault = used(&why, &last, hint);
+                return Ok((last, Some(fault)));
+            }
+            Ok((compiled, None))
+        }
         Err(diagnostics) => {
             output::print_diagnostics(&diagnostics);
             let Some(last) = last() else {
@@ -265,6 +275,15 @@ fn first_policy(
             Ok((last, Some(fault)))
         }
     }
+}
+
+/// The first set with `max_change` that differs by more from the last confirmed policy, in words.
+fn changed_set(history: &History, sets: &[SetSize]) -> Option<String> {
+    if sets.is_empty() {
+        return None;
+    }
+    let before = policy_file::load_inputs(&history.last_confirmed()?.inputs)?.ok()?;
+    reload::changed_too_much(&before.policy.set_sizes, sets)
 }
 
 /// The last confirmed policy of the history, compiled. `None`: there is none that can be used.

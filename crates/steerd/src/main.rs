@@ -4,6 +4,7 @@
 //! exit code. `daemon` is where `steerd run` begins; ARCHITECTURE.md describes the path from there.
 #![forbid(unsafe_code)]
 
+mod address_text;
 mod api;
 mod carving;
 mod cli;
@@ -16,7 +17,6 @@ mod message;
 mod outcome;
 mod policy_diff;
 mod policy_file;
-mod policy_findings;
 mod policy_tests;
 mod port_counters;
 mod rates;

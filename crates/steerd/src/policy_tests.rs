@@ -22,10 +22,11 @@ use policy::policy::{Action, Direction};
 use policy::policy_test::{Expected, PolicyTest, TestedPackets};
 use policy::protect::ProtectedMatch;
 use policy::{Diagnostic, Policy};
-use program::{DEFAULT_RULE, Description, Match, Predicate, Program};
+use program::{DEFAULT_RULE, DescriptionText, Match, Predicate, Program};
 use serde::Serialize;
 
 use crate::policy_file;
+use crate::settings::PolicySource;
 use crate::terminal::numbers::{counted, number};
 use crate::traffic::UnreadableCapture;
 pub(crate) use requirement::RequiredTests;
@@ -82,6 +83,28 @@ impl TestSummary {
             summary.failures.extend(result.failures);
         }
         summary
+    }
+}
+
+/// The findings of the tests of a policy.
+pub(crate) struct TestFindings {
+    /// The error that the settings require tests and there are none.
+    pub(crate) requirement: Option<Diagnostic>,
+    /// `None`: there is no program.
+    pub(crate) tests: Option<TestSummary>,
+}
+
+impl TestFindings {
+    pub(crate) fn of(source: &PolicySource, policy: &Policy, program: Option<&Program>) -> Self {
+        Self {
+            requirement: RequiredTests::missing(source, policy),
+            tests: program.map(|program| TestSummary::of(policy, &source.folder(), Some(program))),
+        }
+    }
+
+    /// The tests that failed.
+    pub(crate) fn failures(&self) -> impl Iterator<Item = &Diagnostic> {
+        self.tests.iter().flat_map(|tests| &tests.failures)
     }
 }
 
@@ -347,7 +370,7 @@ fn named(test: &PolicyTest) -> String {
 }
 
 /// The first line of a description behind a comma: `, "Public web servers"`. A long one is cut.
-fn quoted(description: &Description) -> String {
+fn quoted(description: &DescriptionText) -> String {
     const SHOWN: usize = 80;
     let line = description.lines().next().unwrap_or_default();
     let cut = if line.chars().count() > SHOWN || description.lines().count() > 1 { "..." } else { "" };

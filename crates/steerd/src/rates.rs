@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use serde::Serialize;
 use worker::Regime;
 
 use crate::outcome::PacketOutcome;
@@ -35,9 +36,17 @@ struct Rate {
 
 impl Rates {
     pub(crate) fn update(&mut self, state: &State) -> PerSecond {
+        self.update_with(state, counts(state).collect())
+    }
+
+    /// The rates of workers alone.
+    pub(crate) fn update_workers(&mut self, state: &State) -> PerSecond {
+        self.update_with(state, worker_counts(state).collect())
+    }
+
+    fn update_with(&mut self, state: &State, now: HashMap<String, u64>) -> PerSecond {
         let interval_seconds = state.uptime_seconds - self.uptime_seconds;
         self.uptime_seconds = state.uptime_seconds;
-        let now = counts(state).collect();
         let rates = PerSecond::between(&self.last, &now, interval_seconds);
         self.last = now;
         rates
@@ -85,6 +94,18 @@ pub(crate) struct WorkerTime {
     pub(crate) waiting: Option<f64>,
 }
 
+/// The parts of a worker's time, from 0 to 1. They add up to 1, or to 0 while its loop makes no progress.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct TimeShares {
+    /// The part in which it had nothing to do.
+    pub(crate) idle: f64,
+    /// The part in which it took, classified and handed on packets.
+    pub(crate) busy: f64,
+    /// The part in which it was ready to run and another program had its core; `None`: the kernel does not
+    /// show it.
+    pub(crate) waiting: Option<f64>,
+}
+
 impl WorkerTime {
     /// The time with nothing to do.
     pub(crate) fn idle(&self) -> f64 {
@@ -94,6 +115,13 @@ impl WorkerTime {
     /// The time of all regimes but idle.
     pub(crate) fn busy(&self) -> f64 {
         self.regimes.iter().sum::<f64>() - self.idle()
+    }
+
+    /// The parts of the whole time.
+    pub(crate) fn shares(&self) -> TimeShares {
+        let whole = self.whole();
+        let part = |ns: f64| if whole > 0.0 { (ns / whole).clamp(0.0, 1.0) } else { 0.0 };
+        TimeShares { idle: part(self.idle()), busy: part(self.busy()), waiting: self.waiting.map(part) }
     }
 
     /// The sum of all parts; 0: nothing is known, because the loop makes no progress.
@@ -135,7 +163,7 @@ impl PerSecond {
         let waiting = worker.thread.map(|thread| {
             // The kernel counts a wait when it is over. A thread that is ready and had no core is waiting.
             let ran = counted + self.of(&worker_cpu_ns(number));
-            let is_starved = ran <= 0.0 && thread.is_runnable;
+            let is_starved = self.interval_seconds > 0.0 && ran <= 0.0 && thread.is_runnable;
             if is_starved { SECOND_NS } else { self.of(&worker_cpu_wait_ns(number)) }
         });
         WorkerTime::divided(regimes, waiting)
@@ -205,20 +233,6 @@ fn counts(state: &State) -> impl Iterator<Item = (String, u64)> {
     let rules = state.rules.iter().flat_map(|rule| {
         [(rule_packets(&rule.name), rule.packets()), (rule_bytes(&rule.name), rule.bytes())]
     });
-    let workers = state.workers.iter().flat_map(|worker| {
-        let (packets, bytes) = (worker.received_packets, worker.received_bytes);
-        [(worker_packets(worker.worker), packets), (worker_bytes(worker.worker), bytes)]
-    });
-    let times = state.workers.iter().flat_map(|worker| {
-        worker.regimes_ns.iter().map(|(regime, ns)| (worker_ns(worker.worker, regime), *ns))
-    });
-    let threads = state.workers.iter().flat_map(|worker| {
-        let of = worker.thread.map(|thread| {
-            let (cpu, wait) = (worker_cpu_ns(worker.worker), worker_cpu_wait_ns(worker.worker));
-            [(cpu, thread.cpu_ns), (wait, thread.cpu_wait_ns)]
-        });
-        of.into_iter().flatten()
-    });
     let dropped = dropped(state).into_iter().map(|dropped| (dropped.key(), dropped.packets));
     let ports = state
         .ports
@@ -238,8 +252,25 @@ fn counts(state: &State) -> impl Iterator<Item = (String, u64)> {
         let flows = sink.top_flows.iter().flatten();
         flows.map(move |flow| (flow_packets(sink, flow), packets(flow)))
     });
-    let of_workers = workers.chain(times).chain(threads);
-    rules.chain(of_workers).chain(ports).chain(sending).chain(sinks).chain(flows).chain(dropped)
+    rules.chain(worker_counts(state)).chain(ports).chain(sending).chain(sinks).chain(flows).chain(dropped)
+}
+
+fn worker_counts(state: &State) -> impl Iterator<Item = (String, u64)> {
+    let workers = state.workers.iter().flat_map(|worker| {
+        let (packets, bytes) = (worker.received_packets, worker.received_bytes);
+        [(worker_packets(worker.worker), packets), (worker_bytes(worker.worker), bytes)]
+    });
+    let times = state.workers.iter().flat_map(|worker| {
+        worker.regimes_ns.iter().map(|(regime, ns)| (worker_ns(worker.worker, regime), *ns))
+    });
+    let threads = state.workers.iter().flat_map(|worker| {
+        let of = worker.thread.map(|thread| {
+            let (cpu, wait) = (worker_cpu_ns(worker.worker), worker_cpu_wait_ns(worker.worker));
+            [(cpu, thread.cpu_ns), (wait, thread.cpu_wait_ns)]
+        });
+        of.into_iter().flatten()
+    });
+    workers.chain(times).chain(threads)
 }
 
 /// The key of a rule's packets. A key is a name of what is counted.
@@ -353,6 +384,11 @@ mod tests {
         assert_eq!(percent(at_first(), late), [0.0, 0.0, 100.0], "it waited for more than the second");
         // Without progress on a core, nothing is known, and nothing is called idle.
         assert_eq!(percent(at_first(), worker([5_000, 1_000, 0, 0], 7_000, 100)), [0.0, 0.0, 0.0]);
+        // The same state twice shows no time.
+        let state = State { uptime_seconds: 10.0, workers: vec![at_first()], ..State::default() };
+        let mut rates = Rates::default();
+        rates.update_workers(&state);
+        assert_eq!(rates.update_workers(&state).worker_time(&state.workers[0]).whole(), 0.0);
     }
 
     #[test]

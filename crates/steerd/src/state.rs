@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use program::{Description, RuleDeciders};
+use program::{DescriptionText, RuleDeciders};
 use serde::{Deserialize, Serialize};
 use softnic::ClaimReport;
 use worker::sinks::SinkStatus;
@@ -158,7 +158,7 @@ pub(crate) struct PolicyState {
 pub(crate) struct RuleState {
     pub(crate) name: String,
     /// The text of the policy for people; `None`: there is none, or the rule is of an earlier policy.
-    pub(crate) description: Option<Description>,
+    pub(crate) description: Option<DescriptionText>,
     pub(crate) action: String,
     /// The effect as one word.
     pub(crate) effect: Effect,

@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hugemem::{Arena, ArenaForecast, ArenaOptions, Block, HugememWarning};
-use program::WorkerId;
+use program::{Program, SinkKind, SourceLimit, WorkerId};
 use verbs::{
     Access, Allocation, AllocationRequest, CompletionChannel, CompletionFields, CompletionQueue, Context,
     DirectProvider, DirectReceive, Domain, DomainAllocator, FramePool, MemoryRegion, ParentDomain,
@@ -17,6 +17,7 @@ use crate::batch::Batch;
 use crate::error::Object;
 use crate::idle::Events;
 use crate::receiver::{Receiver, refill_at};
+use crate::sinks::cache_bytes;
 use crate::stats::Stats;
 use crate::transmitter::SENDS_MAX;
 use crate::{Error, Idle, ReceiveKind, ServedPort, Warning, WorkerConfig};
@@ -200,6 +201,25 @@ pub fn forecast_memory(
     let options = arena_options(config, config.frames);
     let refused = forecast.add(&options);
     refused.map_err(|source| Error::Arena { worker: config.id, bytes: options.bytes, source })
+}
+
+/// Adds the tables of a program to a forecast: on each worker those of the sources of limits, and those of
+/// the flows that sinks export.
+///
+/// # Errors
+/// There is no memory for all of them together.
+pub fn forecast_tables(program: &Program, workers: usize, forecast: &mut ArenaForecast) -> Result<(), Error> {
+    let limits = program.rules.iter().filter_map(|rule| rule.policing.per_source());
+    let exports = program.sinks.iter().filter_map(|sink| match &sink.kind {
+        SinkKind::Count(options) => options.export.as_ref(),
+        _ => None,
+    });
+    let each = limits.map(SourceLimit::table_bytes).chain(exports.map(cache_bytes));
+    let bytes = each.sum::<u64>().saturating_mul(workers as u64);
+    if bytes == 0 {
+        return Ok(());
+    }
+    forecast.add_memory(bytes).map_err(|source| Error::Tables { bytes, source })
 }
 
 /// The domain of the queues. A device without thread domains (mlx4 sets neither `alloc_td` nor

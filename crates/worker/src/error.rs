@@ -58,6 +58,19 @@ pub enum Error {
         #[source]
         source: hugemem::HugememError,
     },
+    /// The tables of sources and flows have no memory.
+    #[error(
+        "the tables of sources and flows need {} MiB on all workers together: lower `sources` of limits or `flows` of \
+         exports in the policy",
+        bytes.div_ceil(1 << 20)
+    )]
+    Tables {
+        /// Bytes of all tables.
+        bytes: u64,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
     /// The frames do not fit in the arena.
     #[error("worker {}: the arena has no room for {bytes} bytes of frames: lower `frames` or `frame_bytes`", worker.0)]
     FrameMemory {

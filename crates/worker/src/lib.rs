@@ -58,7 +58,7 @@ mod thread_activity;
 mod transmitter;
 mod worker;
 
-pub use assembly::forecast_memory;
+pub use assembly::{forecast_memory, forecast_tables};
 pub use class_table::SharedStage;
 pub use config::{
     BATCH_MAX, CORE_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN, FRAMES_MAX, PORTS_MAX, ReceiveKind, ServedPort,

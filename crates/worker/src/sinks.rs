@@ -24,7 +24,8 @@ use packet::MacAddr;
 use program::{Program, SinkKind};
 use verbs::{Context, Domain, RegisteredFrames};
 
-pub use self::count::{ExportStatistics, FlowId, PacketSizes, TopFlow};
+pub(crate) use self::count::cache_bytes;
+pub use self::count::{ExportStatistics, PacketSizes, TopFlow};
 pub use self::kernel::TapError;
 pub use self::status::{SinkStatus, StatusValue};
 use crate::sink::{FrameBudget, Sink, SinkCounters, SinkMap};

@@ -7,7 +7,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::LazyLock;
 
 use packet::build::FrameBuilder;
-use packet::{DeepKey, EtherType, Field, FlowKey, Form, Header, IpProtocol, Layers, MacAddr, TunnelLayers};
+use packet::{
+    DeepKey, EtherType, Field, FlowKey, Form, Header, IpProtocol, Layers, MacAddr, PacketFlow, TunnelLayers,
+};
 
 use super::tunnel::{INNER, LABELS};
 use super::{FRAGMENT, NO_FLAGS, OPTIONS, key_of_text};
@@ -105,17 +107,9 @@ fn written(key: &DeepKey, has_macs: bool) -> String {
 
 fn packet(key: &FlowKey, has_ethernet: bool, may_have: fn(Header) -> bool) -> String {
     let has = |layers| key.layers.intersects(layers);
-    let mut out = match (key.src_addr(), key.dst_addr()) {
-        (Some(src), Some(dst)) if has(Layers::TCP | Layers::UDP | Layers::SCTP) => {
-            let src = SocketAddr::new(src, key.src_port);
-            let dst = SocketAddr::new(dst, key.dst_port);
-            format!("{src} > {dst} {}", IpProtocol(key.protocol))
-        }
-        (Some(src), Some(dst)) => format!("{src} > {dst} {}", IpProtocol(key.protocol)),
-        _ if has_ethernet => {
-            format!("{} > {} ethertype {}", key.src_mac, key.dst_mac, EtherType(key.ether_type))
-        }
-        _ => "no known header".to_owned(),
+    let mut out = match PacketFlow::of(key) {
+        PacketFlow::Ethernet { .. } if !has_ethernet => "no known header".to_owned(),
+        flow => flow.to_string(),
     };
     if has(Layers::LATER_FRAGMENT) {
         let _ = write!(out, ", {FRAGMENT} later");

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use program::GroupId;
 
-use crate::hint::Hint;
+use crate::hint::ProblemHint;
 use crate::keys;
 use crate::policy::{Action, Direction};
 
@@ -49,10 +49,10 @@ pub(super) fn of_rule(reader: &mut Reader, value: &Value<'_>, groups: &Groups) -
         let hint = match (synonyms::of_action(text), nearest(&lower, WORDS.iter().map(|(word, _)| *word))) {
             _ if groups.has(text) => {
                 let action = format!("{{ steer = \"{text}\" }}");
-                Hint::whole(format!("write {action}"), action)
+                ProblemHint::whole(format!("write {action}"), action)
             }
             (Some(hint), _) => hint.into(),
-            (None, Some(word)) => Hint::meant(text, word),
+            (None, Some(word)) => ProblemHint::meant(text, word),
             (None, None) => USUAL.into(),
         };
         (format!("unknown action `{}`", shortened(text)), "not an action".to_owned(), hint)
@@ -112,8 +112,14 @@ fn in_braces(reader: &mut Reader, value: &Value<'_>, groups: &Groups) -> Option<
             }
             None
         }
-        _ => {
-            let hint = "write a rule for each: after a copy the packet goes on to the next rule";
+        [.., (first, _), (second, _)] => {
+            let words = "write a rule for each: after a copy the packet goes on to the next rule";
+            let hint = match given.len() {
+                // The rule that copies or sniffs comes first.
+                2 if *first == "steer" => ProblemHint::rule_for_each(words, second, first),
+                2 => ProblemHint::rule_for_each(words, first, second),
+                _ => words.into(),
+            };
             reader.error_with(value.span(), "a rule has one action", "several", hint);
             None
         }
@@ -122,9 +128,9 @@ fn in_braces(reader: &mut Reader, value: &Value<'_>, groups: &Groups) -> Option<
 
 /// The group that a default names; an unknown name may be a misspelt action or that of another tool.
 fn default_group(reader: &mut Reader, groups: &Groups, text: &str, value: &Value<'_>) -> Option<GroupId> {
-    let near = nearest(text, ["kernel", "drop"].into_iter()).map(|word| Hint::meant(text, word));
+    let near = nearest(text, ["kernel", "drop"].into_iter()).map(|word| ProblemHint::meant(text, word));
     let word = synonyms::of_action(text).filter(|hint| hint.starts_with("write \""));
-    match near.or(word.map(Hint::from)).filter(|_| !groups.has(text)) {
+    match near.or(word.map(ProblemHint::from)).filter(|_| !groups.has(text)) {
         Some(hint) => {
             let message = format!("`{text}` is neither a group nor `kernel` or `drop`");
             reader.error_with(value.span(), message, "not known", hint);

@@ -6,15 +6,32 @@ use std::sync::LazyLock;
 use packet::{EtherType, FIELDS, Field, Form, Header, IpProtocol, Layers, Row};
 use program::{Family, Fragments, Match, RangeSet};
 
+use crate::hint::ProblemHint;
+
 use super::matches::Spans;
 use super::reader::Reader;
 
 /// A finding: the key that it points at, the message, the hint.
-type Finding = (&'static str, String, &'static str);
+type Finding = (&'static str, String, ProblemHint);
+
+/// The findings of one match.
+#[derive(Default)]
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn push(&mut self, (key, message, hint): (&'static str, String, &'static str)) {
+        self.0.push((key, message, hint.into()));
+    }
+
+    /// A finding about two keys that no packet has together.
+    fn push_pair(&mut self, one: &'static str, other: &'static str, message: String, hint: &str) {
+        self.0.push((other, message, ProblemHint::rule_for_each(hint, one, other)));
+    }
+}
 
 /// Reports the conflicts of a match whose keys are valid one by one.
 pub(super) fn check(reader: &mut Reader, matches: &Match, spans: &Spans) {
-    let mut findings = Vec::new();
+    let mut findings = Findings::default();
     tag_protocols(matches, &mut findings);
     vlans(matches, &mut findings);
     families(matches, spans, &mut findings);
@@ -28,7 +45,7 @@ pub(super) fn check(reader: &mut Reader, matches: &Match, spans: &Spans) {
     );
     tunnels(matches, &mut findings);
     fragments(matches, &mut findings);
-    for (key, message, hint) in findings {
+    for (key, message, hint) in findings.0 {
         let span = spans.get(key).cloned().unwrap_or(0..0);
         reader.error_with(span, message, "contradicts the rest of the match", hint);
     }
@@ -73,7 +90,7 @@ const RESERVED_VLAN: u32 = 0x0fff;
 /// The tag protocols that `packet` parses as VLAN tags; any other is an ethertype.
 const TAG_PROTOCOLS: [u32; 3] = [0x8100, 0x88a8, 0x9100];
 
-fn tag_protocols(matches: &Match, findings: &mut Vec<Finding>) {
+fn tag_protocols(matches: &Match, findings: &mut Findings) {
     for field in [Field::VlanTpid, Field::InnerVlanTpid] {
         let key = field.name();
         let Some(tpids) = matches.get(field).filter(|tpids| !tpids.is_empty()) else { continue };
@@ -88,7 +105,7 @@ fn tag_protocols(matches: &Match, findings: &mut Vec<Finding>) {
     }
 }
 
-fn vlans(matches: &Match, findings: &mut Vec<Finding>) {
+fn vlans(matches: &Match, findings: &mut Findings) {
     let key_of = |header: Header| {
         let mut keys = matches.values().map(|(field, _)| field.row()).filter(|row| row.header == header);
         keys.next().map(|row| row.name)
@@ -146,7 +163,7 @@ pub(super) fn imply_family(matches: &mut Match, spans: &Spans) {
 }
 
 /// Finds keys of one IP version in combination with keys of the other.
-fn versions(matches: &Match, spans: &Spans, findings: &mut Vec<Finding>) {
+fn versions(matches: &Match, spans: &Spans, findings: &mut Findings) {
     let (v4_key, v6_key) = (first_of(spans, Layers::IPV4), first_of(spans, Layers::IPV6));
     match (v4_key, v6_key, matches.family) {
         (Some("ip_options"), _, Some(Family::V6)) => {
@@ -169,7 +186,7 @@ fn versions(matches: &Match, spans: &Spans, findings: &mut Vec<Finding>) {
         }
         (Some(v4_key), Some(v6_key), _) => {
             let message = format!("`{v4_key}` is an IPv4 field and `{v6_key}` an IPv6 field");
-            findings.push((v6_key, message, "write a rule for each version"));
+            findings.push_pair(v4_key, v6_key, message, "write a rule for each version");
         }
         (_, Some(v6_key), None) => {
             for (key, addresses) in [("src", &matches.src), ("dst", &matches.dst)] {
@@ -183,9 +200,9 @@ fn versions(matches: &Match, spans: &Spans, findings: &mut Vec<Finding>) {
     }
 }
 
-fn families(matches: &Match, spans: &Spans, findings: &mut Vec<Finding>) {
+fn families(matches: &Match, spans: &Spans, findings: &mut Findings) {
     versions(matches, spans, findings);
-    if !findings.is_empty() {
+    if !findings.0.is_empty() {
         return;
     }
     let (v4, v6) = possible(matches);
@@ -226,7 +243,7 @@ fn protocols(
     matches: &Match,
     key: Field,
     header_of: impl Fn(&Row) -> Option<Header>,
-    findings: &mut Vec<Finding>,
+    findings: &mut Findings,
 ) {
     let rows = || {
         let rows = matches.values().map(|(field, _)| field.row());
@@ -247,7 +264,7 @@ fn protocols(
             header.name(),
             other_header.name()
         );
-        return findings.push((other, message, "write a rule for each"));
+        return findings.push_pair(one, other, message, "write a rule for each");
     }
     let Some(protocols) = matches.get(key).filter(|protocols| !protocols.is_empty()) else {
         return;
@@ -281,7 +298,7 @@ fn needs_header_behind(matches: &Match) -> bool {
 /// The headers of tunnels that have keys.
 const TUNNELS: [Header; 3] = [Header::Esp, Header::Vxlan, Header::Gre];
 
-fn tunnels(matches: &Match, findings: &mut Vec<Finding>) {
+fn tunnels(matches: &Match, findings: &mut Findings) {
     let mut rows = matches.values().map(|(field, _)| field.row());
     if let Some(row) = rows.find(|row| row.header.is_extended()).filter(|_| matches.needs_tunnel()) {
         let message = format!("`{}` cannot be combined with a tunnel", row.name);
@@ -303,7 +320,7 @@ fn tunnels(matches: &Match, findings: &mut Vec<Finding>) {
         if let Some((other_key, other)) = named {
             let message =
                 format!("`{other_key}` is a field of {other} and `{key}` of {name}: no packet has both");
-            return findings.push((key, message, "write a rule for each"));
+            return findings.push_pair(other_key, key, message, "write a rule for each");
         }
         named = Some((key, name));
         if matches.get(Field::Protocol).is_some_and(|set| {
@@ -352,7 +369,7 @@ fn tunnels(matches: &Match, findings: &mut Vec<Finding>) {
     }
 }
 
-fn fragments(matches: &Match, findings: &mut Vec<Finding>) {
+fn fragments(matches: &Match, findings: &mut Findings) {
     let Some(fragment) = matches.fragment else { return };
     if fragment == Fragments::LATER && (matches.needs_payload() || needs_header_behind(matches)) {
         let message = "later fragments have no TCP, UDP, SCTP or ICMP header".to_owned();

@@ -1,14 +1,14 @@
 //! Reading `description` of a rule or a group.
 
-use program::{Description, DescriptionFault};
+use program::{DescriptionFault, DescriptionText};
 
 use super::reader::{Reader, Table};
 
 /// Reads the key; `None` if there is none, or if it is wrong, which is reported.
-pub(super) fn read(reader: &mut Reader, table: &Table<'_>) -> Option<Description> {
+pub(super) fn read(reader: &mut Reader, table: &Table<'_>) -> Option<DescriptionText> {
     let value = table.get("description")?;
     let text = reader.string(value, "`description`")?;
-    match Description::new(text) {
+    match DescriptionText::new(text) {
         Ok(description) => Some(description),
         Err(fault) => {
             let hint = match fault {

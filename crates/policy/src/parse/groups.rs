@@ -7,7 +7,7 @@ use packet::{HashFields, RssKey};
 use program::GroupId;
 use toml::Spanned;
 
-use crate::hint::Hint;
+use crate::hint::ProblemHint;
 use crate::keys;
 use crate::policy::{
     GroupDefinition, MAX_GROUPS, MAX_TABLE_SIZE, MAX_WEIGHT, MAX_WORKER, WorkerShare, Workers,
@@ -74,7 +74,7 @@ impl Groups {
         if found.is_none() && reader.reports_unknown(name, names()) {
             reader.error_lazy(value.span(), || {
                 let hint = match nearest(name, names()) {
-                    Some(near) => Hint::meant(name, near),
+                    Some(near) => ProblemHint::meant(name, near),
                     None if self.list.is_empty() => {
                         format!("the policy has no groups: add [groups.{}]", shortened(name)).into()
                     }
@@ -349,7 +349,7 @@ fn hash(reader: &mut Reader, value: &Value<'_>) -> Option<HashFields> {
                 None => {
                     let names = || FIELDS.iter().map(|(name, _)| *name);
                     let hint = match nearest(name, names()) {
-                        Some(near) => Hint::meant(name, near),
+                        Some(near) => ProblemHint::meant(name, near),
                         None => format!("the fields are {}", names().collect::<Vec<_>>().join(", ")).into(),
                     };
                     reader.error_with(

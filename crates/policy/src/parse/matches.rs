@@ -7,7 +7,7 @@ use std::ops::Range;
 use packet::{Field, MAX_MPLS_LABELS};
 use program::{Addresses, ByteSet, Family, Fragments, Macs, MaskedMac, Match, MplsEntry, RangeSet};
 
-use crate::hint::Hint;
+use crate::hint::ProblemHint;
 use crate::keys;
 
 use super::conflicts;
@@ -441,9 +441,9 @@ pub(super) fn word<T: Copy>(
         let hint = match synonyms::of_word(&text, &known) {
             // A number needs quotes as well.
             Some(word) if value.get_ref().is_str() => {
-                Hint::word(format!("did you mean \"{word}\"?"), &text, word)
+                ProblemHint::word(format!("did you mean \"{word}\"?"), &text, word)
             }
-            Some(word) => Hint::whole(format!("did you mean \"{word}\"?"), format!("\"{word}\"")),
+            Some(word) => ProblemHint::whole(format!("did you mean \"{word}\"?"), format!("\"{word}\"")),
             None => format!("write {}", known.join(" or ")).into(),
         };
         let message = format!("`{key}` must be one of {}, not `{}`", known.join(", "), shortened(&text));

@@ -5,7 +5,7 @@ use std::path::Path;
 use packet::DeepKey;
 use program::DEFAULT_RULE;
 
-use crate::hint::Hint;
+use crate::hint::ProblemHint;
 use crate::keys;
 use crate::packet_text::{frame_of_hex, key_of_text};
 use crate::policy::{DEFAULT_MULTICAST, Direction, MAX_TESTS, MAX_WORKER, RuleDefinition};
@@ -62,7 +62,7 @@ impl TestNames<'_> {
         if reader.reports_unknown(name, self.rules()) {
             reader.error_lazy(value.span(), || {
                 let hint = match nearest(name, self.rules()) {
-                    Some(near) => Hint::meant(name, near),
+                    Some(near) => ProblemHint::meant(name, near),
                     None => "write the name of a rule, or \"default\"".into(),
                 };
                 (format!("unknown rule `{}`", shortened(name)), "no such rule".to_owned(), hint)

@@ -6,7 +6,7 @@ use std::ops::Range;
 use packet::{EtherType, Field, IpProtocol};
 use program::{Addresses, Family, Match, RangeSet};
 
-use crate::hint::Hint;
+use crate::hint::ProblemHint;
 use crate::keys;
 use crate::policy::MAX_PROTECTED_MATCHES;
 use crate::protect::{DEFAULT_KINDS, Kind as NamedKind, ProtectedMatch, destinations_of_host};
@@ -221,11 +221,11 @@ impl Kind for PortKind {
         Ok(ProtectedPorts { protocols: protocols.ok_or_else(refused)?, range })
     }
 
-    fn hint_for(&self, text: &str) -> Option<Hint> {
+    fn hint_for(&self, text: &str) -> Option<ProblemHint> {
         let Some((first, second)) = text.split_once('/') else { return hints::port(text) };
         let is_reversed = WITH_PORTS.iter().any(|protocol| protocol.to_string().eq_ignore_ascii_case(first));
         is_reversed
-            .then(|| Hint::write(text, &format!("{second}/{}", first.to_ascii_lowercase())))
+            .then(|| ProblemHint::write(text, &format!("{second}/{}", first.to_ascii_lowercase())))
             .or_else(|| hints::port(first))
     }
 }
@@ -268,7 +268,7 @@ impl Kind for ProtocolKind {
         Ok((name, Match { family, ..of(Field::Protocol, protocol.0.into()) }))
     }
 
-    fn hint_for(&self, text: &str) -> Option<Hint> {
+    fn hint_for(&self, text: &str) -> Option<ProblemHint> {
         let lower = text.to_ascii_lowercase();
         let kinds = crate::protect::KINDS.iter();
         let other = match &*lower {
@@ -279,9 +279,11 @@ impl Kind for ProtocolKind {
         };
         let service = || hints::service(text).map(|port| format!("write ports = [{port}]").into());
         other
-            .map(|name| Hint::meant(text, name))
+            .map(|name| ProblemHint::meant(text, name))
             .or_else(service)
-            .or_else(|| nearest(&lower, kinds.map(|kind| kind.name)).map(|name| Hint::meant(text, name)))
+            .or_else(|| {
+                nearest(&lower, kinds.map(|kind| kind.name)).map(|name| ProblemHint::meant(text, name))
+            })
             .or_else(|| hints::protocol(text))
             .or_else(|| hints::ether_type(text))
     }

@@ -12,7 +12,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::diagnostics::{Diagnostic, Diagnostics, Place, Severity};
-use crate::hint::Hint;
+use crate::hint::ProblemHint;
 use crate::keys;
 use crate::policy::MAX_NAME_BYTES;
 use crate::source::Source;
@@ -63,7 +63,7 @@ impl Reader {
         span: Range<usize>,
         message: impl Into<String>,
         label: impl Into<String>,
-        hint: impl Into<Hint>,
+        hint: impl Into<ProblemHint>,
     ) {
         self.report(span, |place| place.error(message, label).hint(hint));
     }
@@ -79,7 +79,7 @@ impl Reader {
 
     /// Reports an error whose message, label and hint take long to find: they are made only if the error is
     /// listed.
-    pub(super) fn error_lazy<H: Into<Hint>>(
+    pub(super) fn error_lazy<H: Into<ProblemHint>>(
         &mut self,
         span: Range<usize>,
         describe: impl FnOnce() -> (String, String, H),
@@ -129,7 +129,7 @@ impl Reader {
                     let names = || known.iter().map(|known| known.name);
                     let hint = match (synonyms::of_key(of, name), nearest(name, names())) {
                         (Some(hint), _) => hint,
-                        (None, Some(near)) => Hint::meant(name, near),
+                        (None, Some(near)) => ProblemHint::meant(name, near),
                         (None, None) => {
                             format!("the keys of {of} are {}", names().collect::<Vec<_>>().join(", ")).into()
                         }
@@ -237,20 +237,20 @@ impl Reader {
 /// A hint for a value whose content is right and whose type is wrong. `wanted`: the type, as "a number",
 /// "true or false", "a list" or "a string".
 #[must_use]
-pub fn type_hint(value: &DeValue<'_>, wanted: &str) -> Option<Hint> {
+pub fn type_hint(value: &DeValue<'_>, wanted: &str) -> Option<ProblemHint> {
     let text = value.as_str().map(str::trim);
     match (wanted, text) {
         ("a number", Some(text)) if text.parse::<i64>().is_ok() => {
             let words = format!("write {text}, without quotes");
             // TOML allows no leading zeros.
             let is_toml = text.parse::<i64>().is_ok_and(|number| number.to_string() == text);
-            Some(if is_toml { Hint::whole(words, text) } else { words.into() })
+            Some(if is_toml { ProblemHint::whole(words, text) } else { words.into() })
         }
         ("true or false", Some("true" | "yes" | "on" | "1")) => {
-            Some(Hint::whole("write true, without quotes", "true"))
+            Some(ProblemHint::whole("write true, without quotes", "true"))
         }
         ("true or false", Some("false" | "no" | "off" | "0")) => {
-            Some(Hint::whole("write false, without quotes", "false"))
+            Some(ProblemHint::whole("write false, without quotes", "false"))
         }
         ("a list", Some(text)) => Some(format!("write [\"{}\"]", shortened(text)).into()),
         ("a list", None) if value.is_integer() => Some("write it in brackets: [...]".into()),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use program::{RUNTIME_ACTIONS_MAX, RUNTIME_FORMS_MAX, RUNTIME_RULES_MAX, RuntimeFields};
 
-use crate::hint::Hint;
+use crate::hint::ProblemHint;
 use crate::keys;
 use crate::policy::{Action, RuleDefinition, RuntimeDefinition};
 
@@ -66,7 +66,7 @@ fn before(reader: &mut Reader, table: &Table<'_>, rules: &[RuleDefinition]) -> O
         reader.error_lazy(value.span(), || {
             let near = nearest(name, rules.iter().map(|rule| rule.name.as_str()));
             let hint = match near {
-                Some(near) => Hint::meant(name, near),
+                Some(near) => ProblemHint::meant(name, near),
                 None => "write the name of a rule, or \"default\"".into(),
             };
             (format!("unknown rule `{}`", shortened(name)), "no such rule".to_owned(), hint)

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::diagnostics::{Place, Severity};
-use crate::hint::Hint;
+use crate::hint::ProblemHint;
 use crate::keys;
 use crate::policy::{MAX_SET_VALUES, MAX_TOTAL_VALUES, SetSize};
 
@@ -399,7 +399,9 @@ impl Sets {
             };
             let hint = match (refused.0, near) {
                 (Some(better), _) => better,
-                (None, Some(near)) => Hint::word(format!("did you mean the set `{near}`?"), text, near),
+                (None, Some(near)) => {
+                    ProblemHint::word(format!("did you mean the set `{near}`?"), text, near)
+                }
                 (None, None) => hints::of_any_kind(text, is_of_a_file)
                     .or_else(|| kind.hint_for(text))
                     .or_else(|| hints::several(text))

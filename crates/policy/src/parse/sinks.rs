@@ -7,13 +7,13 @@ use std::path::PathBuf;
 
 use packet::MacAddr;
 use program::{
-    APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, AppMode, AppSink, CaptureSink, Collector,
-    CountSink, FlowExport, ForwardMode, ForwardSink, KernelSink, MAX_SINKS, MAX_TOP_FLOWS, SinkId, SinkKind,
-    SinkSpec, TapMac, VlanChange,
+    APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, AppMode, AppSink, CaptureSink, CountSink,
+    FlowCollector, FlowExport, ForwardMode, ForwardSink, KernelSink, MAX_SINKS, MAX_TOP_FLOWS, SinkId,
+    SinkKind, SinkSpec, TapMac, VlanChange,
 };
 use toml::Spanned;
 
-use crate::hint::Hint;
+use crate::hint::ProblemHint;
 use crate::keys::{self, Key as KnownKey};
 use crate::policy::SinkDefinition;
 
@@ -131,7 +131,7 @@ impl Sinks {
         if reader.reports_unknown(name, names()) {
             reader.error_lazy(value.span(), || {
                 let hint = match nearest(name, names()) {
-                    Some(near) => Hint::meant(name, near),
+                    Some(near) => ProblemHint::meant(name, near),
                     None => format!("add [sinks.{}] with a `kind`", shortened(name)).into(),
                 };
                 (format!("unknown sink `{}`", shortened(name)), "no such sink".to_owned(), hint)
@@ -156,7 +156,7 @@ fn kind_of(
     let name = reader.string(value, "`kind`")?;
     let found = keys::SINKS.iter().find(|(known, _)| *known == name);
     if found.is_none() {
-        let near = nearest(name, kinds()).map(|near| Hint::meant(name, near));
+        let near = nearest(name, kinds()).map(|near| ProblemHint::meant(name, near));
         let message = format!("unknown kind of sink `{}`", shortened(name));
         reader.error_with(value.span(), message, "not a kind", near.unwrap_or_else(|| all().into()));
     }
@@ -188,7 +188,7 @@ const EXPORT_OPTIONS: [&str; 5] =
     ["flows", "active_seconds", "idle_seconds", "template_seconds", "observation_domain"];
 
 fn export(reader: &mut Reader, table: &Table<'_>, value: &Value<'_>) -> Option<FlowExport> {
-    let collector = match reader.string(value, "`export`")?.parse::<Collector>() {
+    let collector = match reader.string(value, "`export`")?.parse::<FlowCollector>() {
         Ok(collector) => collector,
         Err(error) => {
             let message = format!("`export` is not a collector: {error}");
@@ -198,7 +198,7 @@ fn export(reader: &mut Reader, table: &Table<'_>, value: &Value<'_>) -> Option<F
         }
     };
     let FlowExport { flows, active_seconds, idle_seconds, template_seconds, observation_domain, .. } =
-        FlowExport::new(Collector::default());
+        FlowExport::new(FlowCollector::default());
     let seconds = FlowExport::FLOW_SECONDS;
     Some(FlowExport {
         collector,

@@ -1,7 +1,7 @@
 //! The names that other tools (ethtool, nft, tc, switches) use for keys and words of the language, for hints.
 
 use super::reader::nearest;
-use crate::hint::Hint;
+use crate::hint::ProblemHint;
 
 /// The kind of table, the names, and the hint.
 type Row = (&'static str, &'static [&'static str], &'static str);
@@ -108,11 +108,14 @@ const WORDS: [(&str, &str); 12] = [
 ];
 
 /// A hint for an unknown key of a table.
-pub(super) fn of_key(of: &str, name: &str) -> Option<Hint> {
+pub(super) fn of_key(of: &str, name: &str) -> Option<ProblemHint> {
     let hint = hint(KEYS.iter().filter(|(table, ..)| *table == of), name)?;
     // A row whose hint names one key is the name of that key in another tool.
     let key = hint.strip_prefix("write `").and_then(|rest| rest.strip_suffix('`'));
-    Some(key.filter(|key| !key.contains('`')).map_or_else(|| hint.into(), |key| Hint::word(hint, name, key)))
+    Some(
+        key.filter(|key| !key.contains('`'))
+            .map_or_else(|| hint.into(), |key| ProblemHint::word(hint, name, key)),
+    )
 }
 
 /// A hint for an unknown action.
@@ -157,7 +160,7 @@ mod tests {
 
     #[test]
     fn names_of_other_tools_are_recognised() {
-        assert_eq!(of_key("a match", "vlan_id"), Some(Hint::word("write `vlan`", "vlan_id", "vlan")));
+        assert_eq!(of_key("a match", "vlan_id"), Some(ProblemHint::word("write `vlan`", "vlan_id", "vlan")));
         assert_eq!(of_key("a rule", "vlan_id"), None);
         assert_eq!(of_action("Reject with icmp"), Some("write \"drop\""));
         assert_eq!(of_word("RX", &["ingress", "egress"]), Some("ingress"));

@@ -10,12 +10,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use packet::{EtherType, Field, Flag, Form, IpProtocol, MacAddr};
 use program::{ByteSet, Fragments, MaskedMac, Word};
 
-use crate::hint::Hint;
+use crate::hint::ProblemHint;
 use crate::policy::{MAX_LABEL, MAX_LABEL_CLASS};
 
 /// A text that is not a value of a kind, with a better hint than the kind's own if there is one.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Refused(pub(super) Option<Hint>);
+pub(super) struct Refused(pub(super) Option<ProblemHint>);
 
 pub(super) type Parsed<T> = Result<T, Refused>;
 
@@ -30,7 +30,7 @@ pub(super) trait Kind {
     fn hint(&self) -> &'static str;
     fn parse(&self, text: &str) -> Parsed<Self::Value>;
     /// A hint for a text that is not a value, if the text suggests what was meant.
-    fn hint_for(&self, text: &str) -> Option<Hint>;
+    fn hint_for(&self, text: &str) -> Option<ProblemHint>;
 }
 
 /// A kind with a function of its own.
@@ -38,7 +38,7 @@ pub(super) struct Plain<T> {
     name: &'static str,
     hint: &'static str,
     parse: fn(&str) -> Parsed<T>,
-    hint_for: fn(&str) -> Option<Hint>,
+    hint_for: fn(&str) -> Option<ProblemHint>,
 }
 
 /// A kind of number, read as inclusive ranges.
@@ -74,7 +74,7 @@ impl<T> Kind for Plain<T> {
         (self.parse)(text)
     }
 
-    fn hint_for(&self, text: &str) -> Option<Hint> {
+    fn hint_for(&self, text: &str) -> Option<ProblemHint> {
         (self.hint_for)(text)
     }
 }
@@ -111,7 +111,7 @@ impl Kind for Numbers {
         Ok((u32::narrow(low.into()), u32::narrow(high.into())))
     }
 
-    fn hint_for(&self, text: &str) -> Option<Hint> {
+    fn hint_for(&self, text: &str) -> Option<ProblemHint> {
         let of_form = match self.form {
             Form::EtherType => hints::ether_type(text),
             Form::Protocol => hints::protocol(text),
@@ -148,7 +148,7 @@ impl Kind for Flags {
         flags(text, self.known).map(|set| set.intersect(&self.all))
     }
 
-    fn hint_for(&self, text: &str) -> Option<Hint> {
+    fn hint_for(&self, text: &str) -> Option<ProblemHint> {
         hints::flags(text, self.known)
     }
 }
@@ -256,7 +256,11 @@ fn bounded(text: &str, most: u64, read: fn(&str) -> Parsed<u64>) -> Parsed<(u64,
     }
     if low > high {
         let right = format!("{high}-{low}");
-        return Err(Refused(Some(Hint::word(format!("the range is reversed: write {right}"), text, &right))));
+        return Err(Refused(Some(ProblemHint::word(
+            format!("the range is reversed: write {right}"),
+            text,
+            &right,
+        ))));
     }
     Ok((low, high))
 }
@@ -342,7 +346,7 @@ fn mac(text: &str) -> Parsed<MaskedMac> {
     if (0..6).any(|i| value.0[i] & !mask.0[i] != 0) {
         let kept = MacAddr(std::array::from_fn(|i| value.0[i] & mask.0[i]));
         let right = format!("{kept}/{mask}");
-        return Err(Refused(Some(Hint::word(
+        return Err(Refused(Some(ProblemHint::word(
             format!("it has bits outside its mask: write {right}"),
             text,
             &right,
@@ -366,7 +370,7 @@ fn address(text: &str) -> Parsed<(IpAddr, IpAddr)> {
             let words = format!(
                 "no packet has an IPv4-mapped address, which stands for IPv4 in programs only: write {right}"
             );
-            Err(Refused(Some(Hint::word(words, text, &right))))
+            Err(Refused(Some(ProblemHint::word(words, text, &right))))
         }
         None => Ok((first, last)),
     }
@@ -408,7 +412,11 @@ fn addresses(text: &str) -> Parsed<(IpAddr, IpAddr)> {
             }
             _ if low > high => {
                 let right = format!("{high}-{low}");
-                Err(Refused(Some(Hint::word(format!("the range is reversed: write {right}"), text, &right))))
+                Err(Refused(Some(ProblemHint::word(
+                    format!("the range is reversed: write {right}"),
+                    text,
+                    &right,
+                ))))
             }
             _ => Ok((low, high)),
         };
@@ -437,7 +445,7 @@ fn addresses(text: &str) -> Parsed<(IpAddr, IpAddr)> {
     };
     if written != first {
         let right = format!("{first}/{length}");
-        return Err(Refused(Some(Hint::word(
+        return Err(Refused(Some(ProblemHint::word(
             format!("it has bits beyond its prefix: write {right}"),
             text,
             &right,

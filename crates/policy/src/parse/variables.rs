@@ -9,7 +9,7 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 use crate::diagnostics::Place;
-use crate::hint::Hint;
+use crate::hint::ProblemHint;
 
 use super::reader::{Reader, Table, Value, entries, nearest};
 use super::sets::shortened;
@@ -168,7 +168,7 @@ impl<'t> Variables<'t> {
     }
 
     /// Message, label and hint for an unknown variable.
-    fn unknown(&self, name: &str) -> (String, String, Hint) {
+    fn unknown(&self, name: &str) -> (String, String, ProblemHint) {
         let trimmed = name.trim();
         let label = "no such variable".to_owned();
         if trimmed.is_empty() {
@@ -176,7 +176,7 @@ impl<'t> Variables<'t> {
         }
         let hint = match nearest(name, self.known.keys().map(String::as_str)) {
             _ if trimmed != name => format!("write ${{{}}}, without spaces", shortened(trimmed)).into(),
-            Some(near) => Hint::meant(name, near),
+            Some(near) => ProblemHint::meant(name, near),
             None => {
                 let name = shortened(name);
                 format!("write {name} = ... in [variables], or pass --set {name}=...").into()

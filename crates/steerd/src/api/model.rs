@@ -5,7 +5,7 @@ use std::fmt;
 
 use control::{FlowChanges, PlanSummary};
 use device_model::DeviceModel;
-use program::{Description, Program};
+use program::{DescriptionText, Program};
 use serde::{Deserialize, Serialize};
 use worker::sinks::SinkStatus;
 
@@ -51,7 +51,7 @@ impl Described {
     pub(crate) fn all(program: &Program) -> Vec<Self> {
         let rules = program.rules.iter().map(|rule| ("rule", rule.name.as_str(), &rule.description));
         let groups = program.groups.iter().map(|group| ("group", group.name.as_str(), &group.description));
-        let described = |(of, name, text): (&str, &str, &Option<Description>)| {
+        let described = |(of, name, text): (&str, &str, &Option<DescriptionText>)| {
             let description = text.as_ref()?.to_string();
             Some(Self { of: of.to_owned(), name: name.to_owned(), description })
         };

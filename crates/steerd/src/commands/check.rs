@@ -16,7 +16,7 @@ use analysis::Analysis;
 use compiler::{Job, Weights};
 use policy::{Diagnostic, Diagnostics, Policy};
 use program::{Program, SinkId};
-use reports::{Decisions, TrafficSample, TrafficShares};
+use reports::{Decisions, PolicyFindings, TrafficSample, TrafficShares};
 use serde::Serialize;
 
 use self::interface::OnInterface;
@@ -26,7 +26,7 @@ use crate::cli::{ApiArgs, CheckArgs, Cli, Deny, Format, NicFilterUse, TrafficArg
 use crate::commands::{Error, client};
 use crate::daemon::preflight::{self, Findings, Installation};
 use crate::policy_file::{Counters, PolicyErrors};
-use crate::policy_findings::PolicyFindings;
+use crate::policy_tests::TestFindings;
 use crate::settings::{PolicySource, Settings, Traffic};
 use crate::terminal::numbers::counted;
 use crate::terminal::output::{self, OutputError, Priority, Progress};
@@ -43,6 +43,7 @@ struct Checked {
     workers: usize,
     policy: Policy,
     findings: PolicyFindings,
+    tests: TestFindings,
     /// Warnings about the device of the settings.
     device_warnings: Vec<String>,
     /// The findings about a start with the settings; `None`: there are none, or they are for another host.
@@ -162,7 +163,8 @@ fn check_policy(
     let policy_file::Read { policy, warnings, inputs } = read;
     let workers = workers.unwrap_or_else(|| policy_file::workers_named(&policy));
     let job = Job::new(&policy, profile, workers).weighted(weights.as_ref());
-    let findings = PolicyFindings::of(&job, &source, warnings, !args.quiet);
+    let findings = PolicyFindings::of(&job, warnings, !args.quiet);
+    let tests = TestFindings::of(&source, &policy, findings.report.program.as_ref());
     let analysis = analysed(args, &policy);
     let findings = findings.analysed(&policy, analysis);
     let report = &findings.report;
@@ -180,8 +182,9 @@ fn check_policy(
     if let (Some(start), Some(settings), Some(program)) = (start.as_mut(), &settings, &report.program) {
         let half = profile.with_half_of_the_priorities();
         let half = || Job::new(&policy, &half, workers).weighted(weights.as_ref()).compile().ok();
-        let inputs = &inputs;
-        let installation = Installation { settings, profile, program, inputs, workers, half: &half };
+        let (inputs, set_sizes) = (&inputs, &*policy.set_sizes);
+        let installation =
+            Installation { settings, profile, program, inputs, set_sizes, workers, half: &half };
         start.extend(preflight::of_program(&installation));
     }
     let counted = counters.map(|counters| CountedShare::of(&job, report.program.as_ref(), &counters));
@@ -191,6 +194,7 @@ fn check_policy(
         workers,
         policy,
         findings,
+        tests,
         device_warnings,
         start: start.take(),
         traffic,
@@ -338,7 +342,7 @@ impl Checked {
     }
 
     fn print(&self, quiet: bool) -> Result<(), OutputError> {
-        let mut all: Vec<Diagnostic> = self.findings.problems().cloned().collect();
+        let mut all: Vec<Diagnostic> = self.problems().cloned().collect();
         if !quiet {
             all.extend(self.findings.warnings.iter().cloned());
         }
@@ -370,6 +374,11 @@ impl Checked {
         }
     }
 
+    /// Why the policy is refused, with places.
+    fn problems(&self) -> impl Iterator<Item = &Diagnostic> {
+        self.findings.problems().chain(&self.tests.requirement).chain(self.tests.failures())
+    }
+
     /// Why the interfaces of the ports cannot be used.
     fn interface_errors(&self) -> impl Iterator<Item = String> + '_ {
         let claims = self.interface.iter().filter_map(|interface| interface.claims.as_ref().err());
@@ -393,7 +402,7 @@ impl Checked {
     /// each queue of an interface has a socket, and each NIC has the filters that it is to have.
     fn is_installable(&self) -> bool {
         self.findings.report.program.is_some()
-            && self.findings.problems().next().is_none()
+            && self.problems().next().is_none()
             && self.interface_errors().next().is_none()
     }
 
@@ -423,13 +432,13 @@ impl Checked {
         if !self.findings.protection.errors.is_empty() {
             found.push("protected packets may miss the host".to_owned());
         }
-        if let Some(tests) = self.findings.tests.as_ref().filter(|tests| tests.failed > 0) {
+        if let Some(tests) = self.tests.tests.as_ref().filter(|tests| tests.failed > 0) {
             found.push(tests.to_string());
         }
         if !self.findings.room_errors.is_empty() {
             found.push("no room for the rules at run time".to_owned());
         }
-        if self.findings.requirement.is_some() {
+        if self.tests.requirement.is_some() {
             found.push("no tests".to_owned());
         }
         if !self.unserved_queues().is_empty() {

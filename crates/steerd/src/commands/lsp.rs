@@ -14,14 +14,14 @@ use device_model::DeviceModel;
 use nic_filters::{FilterModel, FilterRoom};
 use policy::{SetLoader, Source};
 use policy_lsp::{CheckedPolicy, OpenFiles, OpenPolicy, PolicyChecker, ServerSettings, SessionEnd};
+use reports::PolicyFindings;
 
 use super::target::{self, Target};
 use crate::carving::CarvedPolicy;
 use crate::cli::{LspArgs, OutputArgs, PolicyArgs, VariableArgs};
 use crate::commands::Error;
 use crate::policy_file::{self, Read};
-use crate::policy_findings::PolicyFindings;
-use crate::policy_tests::TestSummary;
+use crate::policy_tests::{TestFindings, TestSummary};
 use crate::settings::{PolicySource, PolicyText, Traffic};
 use findings::{errors_in_text, of_carved, of_policy, warnings_of_text};
 
@@ -204,11 +204,12 @@ impl EditorChecker {
         let Read { policy, warnings, .. } = read;
         let workers = self.target.workers.unwrap_or_else(|| policy_file::workers_named(&policy));
         let job = Job::new(&policy, &self.target.profile, workers).weighted(weights);
-        let findings = PolicyFindings::of(&job, source, warnings, false);
+        let findings = PolicyFindings::of(&job, warnings, false);
+        let tests = TestFindings::of(source, &policy, findings.report.program.as_ref());
         if !is_current() {
             return None;
         }
         let analysis = analysis::analyse(&policy, &mut |_| {});
-        Some(of_policy(&policy, &findings.analysed(&policy, Some(analysis))))
+        Some(of_policy(&policy, &findings.analysed(&policy, Some(analysis)), &tests))
     }
 }

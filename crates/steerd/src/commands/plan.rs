@@ -13,7 +13,7 @@ use crate::cli::PlanArgs;
 use crate::commands::{Error, client};
 use crate::policy_file::{self, Compiled, PolicyChange, PolicyErrors, Read, Running};
 use crate::settings::PolicySource;
-use crate::terminal::numbers::{counted, number};
+use crate::terminal::numbers::{counted, number, percent};
 use crate::terminal::output;
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Error> {
@@ -98,8 +98,8 @@ pub(crate) fn text(name: &str, report: &PlanReport) -> String {
     if let Some(share) = report.touched_share {
         let _ = writeln!(
             text,
-            "packets   {:.1}% of those counted so far are of rules that are removed or changed",
-            100.0 * share
+            "packets   {} of those counted so far are of rules that are removed or changed",
+            percent(share)
         );
     }
     let PlanReport { flows, flows_before, flows_after, peak_flows, priorities, masks, .. } = report;

@@ -8,6 +8,7 @@ mod facts;
 mod loopback;
 mod sysfs;
 
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +30,8 @@ use verbs::{DevicePort, PortNumber, PortState, SYSFS_CLASSES};
 use wire::{GatedWire, LinkConfig, NullWire, Promiscuous, WireConfig};
 use worker::sinks::{Failure, OtherDevice, OtherPorts, Station};
 
-use eswitch::{DevlinkHandle, EswitchAdvice, EswitchMode};
+pub(crate) use eswitch::EswitchMode;
+use eswitch::{DevlinkHandle, EswitchAdvice};
 pub(crate) use facts::{DeviceFacts, LinkFacts};
 use sysfs::Netdev;
 pub(super) use sysfs::OutOfBuffer;
@@ -709,6 +711,17 @@ pub(crate) fn list() -> Result<Vec<DeviceSummary>, Error> {
 /// Reads the facts that the kernel shows of an RDMA device.
 pub(crate) fn facts(device: &str) -> DeviceFacts {
     DeviceFacts::read(Path::new(SYSFS_CLASSES), device, EswitchMode::of)
+}
+
+/// The mode of the eswitch of an RDMA device.
+///
+/// # Errors
+/// The device is on no bus, or devlink's answer is none.
+pub(crate) fn eswitch_mode(device: &str) -> io::Result<EswitchMode> {
+    match DevlinkHandle::of_rdma(Path::new(SYSFS_CLASSES), device) {
+        Some(handle) => EswitchMode::asked(&handle),
+        None => Err(io::Error::new(io::ErrorKind::NotFound, format!("{device} is on no bus"))),
+    }
 }
 
 /// ibv_get_device_list(3): ENOSYS without kernel support.

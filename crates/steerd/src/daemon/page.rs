@@ -8,7 +8,7 @@ mod text_diff;
 use std::time::{Duration, Instant};
 
 use policy::policy::Direction;
-use program::{Description, RuleDeciders};
+use program::{DescriptionText, RuleDeciders};
 use reports::ExplainedPacket;
 use serde::Serialize;
 
@@ -60,7 +60,7 @@ struct PolicyFile<'s> {
 struct PolicyRule<'s> {
     name: &'s str,
     /// `null`: the rule has none.
-    description: Option<&'s Description>,
+    description: Option<&'s DescriptionText>,
     action: &'s str,
     effect: Effect,
     placement: &'s str,

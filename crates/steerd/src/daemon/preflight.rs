@@ -217,14 +217,10 @@ fn placement(start: &Start<'_>, _: &mut Findings) {
 
 /// The memory of the workers. What is missing beside a running daemon may be free after it.
 fn memory(start: &Start<'_>, found: &mut Findings) {
-    let settings = start.settings;
-    let Ok(cores) = cores::of_workers(settings, &HostCores::of(settings)) else { return };
-    let Ok(frame_bytes) = settings.frame_bytes(&device::known_mtus(settings)) else { return };
     let may_be_freed = |refused: &HugememWarning| start.running.is_some() && refused.is_shortage();
     let mut is_short = false;
     let mut forecast = ArenaForecast::default();
-    for (index, core) in cores.into_iter().enumerate() {
-        let config = WorkerConfig { frame_bytes, ..worker_config(settings, WorkerId::of(index), core) };
+    for config in worker_configs(start.settings) {
         let refused = match worker::forecast_memory(&config, &mut forecast) {
             Ok(refused) => refused,
             Err(worker::Error::Arena { source: HugememError::Map { refused, .. }, .. })
@@ -241,6 +237,16 @@ fn memory(start: &Start<'_>, found: &mut Findings) {
     if let Some(running) = start.running.as_ref().filter(|_| is_short) {
         found.notes.push(running.of_memory(forecast.asked_bytes()));
     }
+}
+
+/// The configurations of all workers; none if their cores or lengths are wrong, which other checks report.
+fn worker_configs(settings: &Settings) -> Vec<WorkerConfig> {
+    let cores = cores::of_workers(settings, &HostCores::of(settings));
+    let frame_bytes = settings.frame_bytes(&device::known_mtus(settings));
+    let (Ok(cores), Ok(frame_bytes)) = (cores, frame_bytes) else { return Vec::new() };
+    let config = |(index, core)| worker_config(settings, WorkerId::of(index), core);
+    let configs = cores.into_iter().enumerate().map(config);
+    configs.map(|config| WorkerConfig { frame_bytes, ..config }).collect()
 }
 
 /// The filters of NICs that drop packets of drop rules.

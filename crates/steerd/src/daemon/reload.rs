@@ -25,8 +25,8 @@ use crate::daemon::rules::LiveRules;
 use crate::daemon::watch::ChangedPolicy;
 use crate::message::NoThread;
 use crate::policy_file::Inputs;
-pub(super) use change::plan;
 use change::{Refused, Work, failed, refused_at_once};
+pub(super) use change::{changed_too_much, plan};
 
 /// How long after a failure the policy before a trial is tried again.
 const AGAIN: Duration = Duration::from_secs(5);

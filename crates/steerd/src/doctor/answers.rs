@@ -5,12 +5,15 @@ use std::io;
 
 use wire::{RxFilterSocket, WireError};
 
-use crate::daemon::device;
+use crate::daemon::device::{self, EswitchMode};
 
 /// The kernel, or that of a test.
 pub(crate) trait HostAnswers {
-    /// The mode of the eswitch of an RDMA device: `legacy`, `switchdev`, `none` or `unknown`.
-    fn eswitch(&self, device: &str) -> String;
+    /// The mode of the eswitch of an RDMA device.
+    ///
+    /// # Errors
+    /// Devlink does not answer, or does not know the device.
+    fn eswitch(&self, device: &str) -> io::Result<EswitchMode>;
 
     /// Returns whether a feature of an interface is active; `None`: the kernel does not know it.
     ///
@@ -35,8 +38,8 @@ pub(crate) trait HostAnswers {
 pub(crate) struct KernelAnswers;
 
 impl HostAnswers for KernelAnswers {
-    fn eswitch(&self, device: &str) -> String {
-        device::facts(device).eswitch
+    fn eswitch(&self, device: &str) -> io::Result<EswitchMode> {
+        device::eswitch_mode(device)
     }
 
     fn has_feature(&self, interface: &str, feature: &str) -> io::Result<Option<bool>> {
@@ -71,6 +74,6 @@ mod tests {
         assert_eq!(kernel.filters("lo").expect("it has none"), 0);
         assert_eq!(kernel.has_feature("lo", "no-such-feature").expect("it answers"), None);
         assert!(kernel.has_feature("no-such-if", "rx-lro").is_err());
-        assert_eq!(kernel.eswitch("no-such-device"), "unknown");
+        assert_eq!(kernel.eswitch("no-such-device").expect_err("no device").kind(), io::ErrorKind::NotFound);
     }
 }

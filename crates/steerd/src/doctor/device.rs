@@ -1,9 +1,11 @@
 //! Checks of the RDMA device: it is there, its model can steer, and its eswitch lets its flows see the wire.
 
 use device_model::DeviceModel;
+use rustix::io::Errno;
 
 use super::setup::ExaminedDevice;
-use super::{CheckNotes, FindingLevel, HostView};
+use super::{CheckNotes, FindingLevel, HostView, UnreadItem, system_files};
+use crate::daemon::device::EswitchMode;
 use crate::settings::AUTO_DEVICE;
 
 /// Where the settings leave the model to the driver.
@@ -117,9 +119,9 @@ pub(super) fn eswitch(view: &HostView<'_>, notes: &mut CheckNotes) {
     let Some(name) = rdma(view, notes) else { return };
     let by_interface = matches!(view.setup.device, ExaminedDevice::Rdma { by_interface: true, .. });
     let mode = view.answers.eswitch(name);
-    notes.fact("eswitch", mode.clone());
-    match mode.as_str() {
-        "switchdev" => {
+    notes.fact("eswitch", mode.as_ref().unwrap_or(&EswitchMode::Unknown).to_string());
+    match mode {
+        Ok(EswitchMode::Switchdev) => {
             let link = notes.take(view.files.link_name(&format!("{}/device", folder(name))));
             let address = link.unwrap_or_else(|| "ADDRESS".to_owned());
             let level = if by_interface { FindingLevel::Should } else { FindingLevel::Must };
@@ -130,12 +132,16 @@ pub(super) fn eswitch(view: &HostView<'_>, notes: &mut CheckNotes) {
                 format!("devlink dev eswitch set pci/{address} mode legacy; on a BlueField use NIC mode"),
             );
         }
-        "legacy" | "none" => {}
-        _ => notes.unanswered(
-            format!("devlink: eswitch of {name}"),
-            &std::io::Error::other(
-                "devlink has no such device, or does not answer this user: try it as root",
-            ),
-        ),
+        Ok(_) => {}
+        Err(error) => notes.unread.push(UnreadItem {
+            id: notes.id,
+            item: format!("devlink: eswitch of {name}"),
+            remedy: match Errno::from_io_error(&error) {
+                Some(Errno::NOENT) => "the kernel has no devlink (CONFIG_NET_DEVLINK)".to_owned(),
+                Some(Errno::NODEV) => "`devlink dev show` lists the devices that devlink knows".to_owned(),
+                _ => system_files::remedy(&error),
+            },
+            why: error.to_string(),
+        }),
     }
 }

@@ -9,6 +9,7 @@ use hugemem::PageKind;
 
 use super::setup::{ExaminedDevice, ExaminedInterface, InterfaceUse, WorkerMemory};
 use super::*;
+use crate::daemon::device::EswitchMode;
 use crate::settings::IdleMode;
 
 /// A host in a folder, the kernel's answers, and a setup.
@@ -21,7 +22,9 @@ struct MadeHost {
 /// The answers of a kernel.
 #[derive(Default)]
 struct MadeAnswers {
-    eswitch: String,
+    /// `None`: devlink answers with the errno.
+    eswitch: Option<EswitchMode>,
+    eswitch_errno: i32,
     /// The features that are on.
     features: Vec<&'static str>,
     filters: usize,
@@ -37,8 +40,8 @@ impl MadeAnswers {
 }
 
 impl HostAnswers for MadeAnswers {
-    fn eswitch(&self, _: &str) -> String {
-        self.eswitch.clone()
+    fn eswitch(&self, _: &str) -> io::Result<EswitchMode> {
+        self.eswitch.ok_or_else(|| io::Error::from_raw_os_error(self.eswitch_errno))
     }
 
     fn has_feature(&self, _: &str, feature: &str) -> io::Result<Option<bool>> {
@@ -100,7 +103,7 @@ impl MadeHost {
     fn rdma() -> Self {
         let host = Self {
             folder: tempfile::tempdir().expect("folder"),
-            answers: MadeAnswers { eswitch: "legacy".to_owned(), ..MadeAnswers::default() },
+            answers: MadeAnswers { eswitch: Some(EswitchMode::Legacy), ..MadeAnswers::default() },
             setup: setup(ExaminedDevice::Rdma { name: "rocep1s0".to_owned(), by_interface: false }),
         };
         host.write("proc/sys/kernel/osrelease", "6.12.1");
@@ -246,7 +249,7 @@ fn each_fault_of_an_rdma_device_is_found() {
                 host.capabilities(CAPABILITIES & !(1 << 13));
             }),
             ("eswitch", Must, "switchdev", "devlink dev eswitch set pci/0000:01:00.0 mode legacy", |host| {
-                host.answers.eswitch = "switchdev".to_owned();
+                host.answers.eswitch = Some(EswitchMode::Switchdev);
             }),
             ("interface", Must, "eth0 is down", "ip link set dev eth0 up", |host| {
                 host.write(&format!("{NET}/flags"), "0x1102");
@@ -513,8 +516,15 @@ fn a_kernel_that_does_not_answer_is_never_fine() {
     assert_eq!(unread, ["filters", "offloads", "vlan-filter", "xdp"].into());
     assert!(examined.unread.iter().all(|item| item.remedy.contains("root")), "{:#?}", examined.unread);
     let mut rdma = MadeHost::rdma();
-    rdma.answers.eswitch = "unknown".to_owned();
-    assert_eq!(rdma.examine().unread.iter().map(|item| item.id).collect::<Vec<_>>(), ["eswitch"]);
+    for (errno, words, remedy) in [
+        (1, "os error 1", "as root"),
+        (19, "os error 19", "devlink dev show"),
+        (2, "os error 2", "CONFIG_NET_DEVLINK"),
+    ] {
+        (rdma.answers.eswitch, rdma.answers.eswitch_errno) = (None, errno);
+        let [item] = &rdma.examine().unread[..] else { panic!("{errno}") };
+        assert!(item.id == "eswitch" && item.why.contains(words) && item.remedy.contains(remedy), "{item:?}");
+    }
     // A user that does not see the processes of others.
     rdma.remove("proc/1");
     assert!(rdma.examine().unread.iter().any(|item| item.id == "irqbalance"));

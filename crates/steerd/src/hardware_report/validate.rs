@@ -114,7 +114,7 @@ impl ReportProblems {
     fn comments(&mut self, text: &str) {
         for (number, line) in text.lines().enumerate() {
             let Some(found) = private_word("", line) else { continue };
-            if !self.0.iter().any(|known| known.problem.ends_with(found.word)) {
+            if !self.0.iter().any(|known| known.problem.ends_with(&found.word)) {
                 let problem = format!("contains this {}: {}", found.kind, found.word);
                 self.add(format!("line {}", number + 1), problem);
             }
@@ -268,7 +268,7 @@ impl ReportProblems {
 
 /// The private word of a line, unless the line is a version, which may look like an IP address. The name of a
 /// host is not searched for: that of the checking machine is of no use.
-fn private_word<'l>(field: &str, line: &'l str) -> Option<PrivateWord<'l>> {
+fn private_word(field: &str, line: &str) -> Option<PrivateWord> {
     let key = line.split_once('=').map_or("", |(key, _)| key.trim());
     let name = field.rsplit('.').next().unwrap_or_default();
     let is_version = VERSIONS.contains(&key) || VERSIONS.contains(&name);

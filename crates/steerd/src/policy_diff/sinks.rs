@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use policy::Policy;
 use policy::policy::{Action, SinkDefinition};
 use program::{
-    AppSink, CaptureSink, Collector, CountSink, DEFAULT_RULE, FlowExport, ForwardSink, KernelSink, Policing,
-    RateLimit, SinkId, SinkKind,
+    AppSink, CaptureSink, CountSink, DEFAULT_RULE, FlowCollector, FlowExport, ForwardSink, KernelSink,
+    Policing, RateLimit, SinkId, SinkKind,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -94,7 +94,7 @@ fn defaults_of(kind: &SinkKind) -> SinkKind {
     match kind {
         SinkKind::Count(CountSink { export, .. }) => {
             // Another collector, so that the one of the sink is shown.
-            let export = export.as_ref().map(|_| FlowExport::new(Collector::default()));
+            let export = export.as_ref().map(|_| FlowExport::new(FlowCollector::default()));
             SinkKind::Count(CountSink { export, ..CountSink::default() })
         }
         SinkKind::Kernel(_) => SinkKind::Kernel(KernelSink::new("")),

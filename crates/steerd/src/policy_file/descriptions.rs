@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use policy::Policy;
-use program::Description;
+use program::DescriptionText;
 use serde::Serialize;
 
 /// One difference. Described in docs/reference/commands/diff.md.
@@ -15,14 +15,14 @@ pub(crate) struct DescriptionChange {
     of: &'static str,
     pub(crate) name: String,
     /// `null`: there is none.
-    before: Option<Description>,
-    after: Option<Description>,
+    before: Option<DescriptionText>,
+    after: Option<DescriptionText>,
 }
 
 /// The changes of the rules and groups that both policies have, in the order of the new policy.
 pub(crate) fn changes(old: &Policy, new: &Policy) -> Vec<DescriptionChange> {
     let before: BTreeMap<_, _> = described(old).map(|(of, name, text)| ((of, name), text)).collect();
-    let change = |(of, name, after): (&'static str, &str, &Option<Description>)| {
+    let change = |(of, name, after): (&'static str, &str, &Option<DescriptionText>)| {
         let before = before.get(&(of, name)).filter(|before| **before != after)?;
         let (before, after) = ((*before).clone(), after.clone());
         Some(DescriptionChange { of, name: name.to_owned(), before, after })
@@ -31,7 +31,7 @@ pub(crate) fn changes(old: &Policy, new: &Policy) -> Vec<DescriptionChange> {
 }
 
 /// Rules, then groups, with their descriptions.
-fn described(policy: &Policy) -> impl Iterator<Item = (&'static str, &str, &Option<Description>)> {
+fn described(policy: &Policy) -> impl Iterator<Item = (&'static str, &str, &Option<DescriptionText>)> {
     let rules = policy.rules.iter().map(|rule| ("rule", rule.name.as_str(), &rule.description));
     let groups = policy.groups.iter().map(|group| ("group", group.name.as_str(), &group.description));
     rules.chain(groups)
@@ -41,7 +41,7 @@ fn described(policy: &Policy) -> impl Iterator<Item = (&'static str, &str, &Opti
 pub(crate) fn text(changes: &[DescriptionChange]) -> String {
     let mut out = String::new();
     for DescriptionChange { of, name, before, after } in changes {
-        let text = |text: &Option<Description>| match text {
+        let text = |text: &Option<DescriptionText>| match text {
             None => "none".to_owned(),
             Some(text) => format!("\"{}\"", text.lines().collect::<Vec<_>>().join(" / ")),
         };

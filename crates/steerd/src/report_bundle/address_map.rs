@@ -9,14 +9,18 @@
 //!   the link-local addresses of IPv6, the group bit and the local bit of a MAC address.
 //! - The first bit behind these is always flipped, so that no address becomes itself.
 //!
-//! Addresses that no network has of its own stay: unspecified, loopback, broadcast.
+//! Addresses that no network has of its own stay: unspecified, loopback, broadcast. They are not private, and
+//! programs treat them apart. The prefixes 0.0.0.0/n and 127.0.0.0/n stay with them; other addresses of
+//! 0.0.0.0/8, which no host has (RFC 1122, section 3.2.1.3), are replaced as any.
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use packet::MacAddr;
 use sha2::{Digest, Sha256};
+
+use crate::address_text::{AddressRewriter, is_common};
 
 const KEY_BYTES: usize = 32;
 /// Bits of the address forms.
@@ -209,11 +213,46 @@ fn is_on_way_to(prefix: u128, bits: u32, classes: &[(u128, u32)]) -> bool {
     classes.iter().any(|(class, length)| bits < *length && class >> (length - bits) == prefix)
 }
 
-/// Returns whether every network has this address.
-pub(super) fn is_common(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => address.is_unspecified() || address.is_loopback() || address.is_broadcast(),
-        IpAddr::V6(address) => address.is_unspecified() || address.is_loopback(),
+impl AddressRewriter for AddressMap {
+    fn ip(&self, address: IpAddr, mask: Option<&str>) -> String {
+        let length = mask.and_then(|mask| mask.parse().ok());
+        let new = length.map_or_else(|| self.ip(address), |length| self.prefix(address, length));
+        let bits = mask.and_then(|mask| mask.parse::<IpAddr>().ok());
+        bits.map_or(new, |bits| masked(new, bits)).to_string()
+    }
+
+    fn socket(&self, address: SocketAddr) -> String {
+        SocketAddr::new(self.ip(address.ip()), address.port()).to_string()
+    }
+
+    fn range(&self, first: IpAddr, last: IpAddr) -> String {
+        let (first, last) = self.range(first, last);
+        format!("{first}-{last}")
+    }
+
+    fn mac(&self, address: MacAddr, mask: Option<MacAddr>) -> String {
+        let mut new = self.mac(address);
+        if let Some(mask) = mask {
+            new.0.iter_mut().zip(mask.0).for_each(|(byte, mask)| *byte &= mask);
+        }
+        new.to_string()
+    }
+
+    fn digits(&self, digits: &str) -> String {
+        self.digits(digits)
+    }
+
+    /// The address stays: it names a slot, not a host.
+    fn pci_address(&self, word: &str) -> String {
+        word.to_owned()
+    }
+}
+
+fn masked(address: IpAddr, mask: IpAddr) -> IpAddr {
+    match (address, mask) {
+        (IpAddr::V4(address), IpAddr::V4(mask)) => IpAddr::V4(address & mask),
+        (IpAddr::V6(address), IpAddr::V6(mask)) => IpAddr::V6(address & mask),
+        (address, _) => address,
     }
 }
 
@@ -285,9 +324,13 @@ mod tests {
     fn classes_and_prefixes_stay_what_they_are() {
         let map = AddressMap::with_key(7);
         let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
-        for text in ["0.0.0.0", "127.0.0.1", "255.255.255.255", "::", "::1"] {
+        for text in ["0.0.0.0", "127.0.0.1", "127.9.8.7", "255.255.255.255", "::", "::1"] {
             assert_eq!(map.ip(ip(text)), ip(text));
         }
+        for (text, length) in [("0.0.0.0", 8), ("127.0.0.0", 8)] {
+            assert_eq!(map.prefix(ip(text), length), ip(text));
+        }
+        assert_ne!(map.ip(ip("0.1.2.3")), ip("0.1.2.3"));
         let IpAddr::V4(group) = map.ip(ip("239.1.2.3")) else { panic!("IPv4") };
         assert!(group.is_multicast());
         let net = map.prefix(ip("10.20.0.0"), 16);

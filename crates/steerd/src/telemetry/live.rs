@@ -2,11 +2,10 @@
 //! each second, so that a policy of ten thousand rules stays below a megabyte. docs/reference/page.md
 //! describes the keys.
 
-use std::collections::BTreeMap;
-
 use serde::Serialize;
 use worker::sinks::SinkStatus;
 
+use crate::rates::{PerSecond, TimeShares};
 use crate::state::{
     Accounting, DeviceState, OtherDeviceState, PolicyState, PortState, Reasons, RuleState, SinkState,
     SinkTrafficState, State, WorkerState,
@@ -48,7 +47,9 @@ struct LiveWorker<'s> {
     failed: bool,
     stalled: bool,
     queue_recoveries: u64,
-    regimes_ns: &'s BTreeMap<&'static str, u64>,
+    /// Since the event before, or since the start.
+    #[serde(flatten)]
+    time: TimeShares,
     warnings: &'s [String],
 }
 
@@ -67,8 +68,8 @@ struct LiveSink<'s> {
     status: &'s SinkStatus,
 }
 
-/// The event of a state.
-pub(super) fn event(state: &State) -> Result<Vec<u8>, serde_json::Error> {
+/// The event of a state. `rates`: those of the workers since the event before.
+pub(super) fn event(state: &State, rates: &PerSecond) -> Result<Vec<u8>, serde_json::Error> {
     let live = Live {
         version: state.version,
         started_at_seconds: state.started_at_seconds,
@@ -80,7 +81,7 @@ pub(super) fn event(state: &State) -> Result<Vec<u8>, serde_json::Error> {
         policy: &state.policy,
         log_lines_dropped: state.log_lines_dropped,
         rules: state.rules.iter().filter(|rule| rule.current).map(rule).collect(),
-        workers: state.workers.iter().map(worker).collect(),
+        workers: state.workers.iter().map(|one| worker(one, rates)).collect(),
         sinks: state.sinks.iter().map(sink).collect(),
         ports: &state.ports,
         accounting: &state.accounting,
@@ -97,7 +98,7 @@ fn rule(rule: &RuleState) -> LiveRule<'_> {
     LiveRule(&rule.name, rule.packets(), bytes, rule.uncounted)
 }
 
-fn worker(worker: &WorkerState) -> LiveWorker<'_> {
+fn worker<'s>(worker: &'s WorkerState, rates: &PerSecond) -> LiveWorker<'s> {
     LiveWorker {
         worker: worker.worker,
         core: worker.core,
@@ -108,7 +109,7 @@ fn worker(worker: &WorkerState) -> LiveWorker<'_> {
         failed: worker.failed,
         stalled: worker.stalled,
         queue_recoveries: worker.queue_recoveries,
-        regimes_ns: &worker.regimes_ns,
+        time: rates.worker_time(worker).shares(),
         warnings: &worker.warnings,
     }
 }
@@ -133,7 +134,8 @@ fn sink(sink: &SinkState) -> LiveSink<'_> {
 mod tests {
     use super::*;
     use crate::outcome::{Count, PacketOutcome};
-    use crate::state::DeviceCondition;
+    use crate::rates::Rates;
+    use crate::state::{DeviceCondition, WorkerThreadState};
 
     fn state(rules: usize) -> State {
         let rule = |number| RuleState {
@@ -146,22 +148,34 @@ mod tests {
         State { rules: (0..rules).map(rule).chain([earlier]).collect(), ..State::default() }
     }
 
+    fn event_of(state: &State) -> Vec<u8> {
+        event(state, &Rates::default().update_workers(state)).expect("an event")
+    }
+
     #[test]
     fn an_event_is_one_line_whatever_names_contain() {
-        let mut state = state(1);
+        let thread = WorkerThreadState { cpu_wait_ns: 500_000_000, ..WorkerThreadState::default() };
+        let worker = WorkerState {
+            regimes_ns: [("idle", 750_000_000), ("sink", 250_000_000)].into(),
+            thread: Some(thread),
+            ..WorkerState::default()
+        };
+        let mut state = State { uptime_seconds: 1.0, workers: vec![worker], ..state(1) };
         state.rules[0].name = "a\n\ndata: b\r\n".into();
         state.device.condition = DeviceCondition::Failed;
-        let event = String::from_utf8(event(&state).expect("an event")).expect("text");
+        let event = String::from_utf8(event_of(&state)).expect("text");
         let json = event.strip_prefix("data: ").and_then(|rest| rest.strip_suffix("\n\n")).expect("an event");
         assert!(!json.contains(['\n', '\r']), "{json}");
         let live: serde_json::Value = serde_json::from_str(json).expect("JSON");
+        let worker = &live["workers"][0];
+        assert_eq!([&worker["idle"], &worker["busy"], &worker["waiting"]], [0.25, 0.25, 0.5]);
         assert_eq!(live["rules"], serde_json::json!([["a\n\ndata: b\r\n", 1u64 << 40, 1u64 << 46, false]]));
         assert_eq!(live["device"]["condition"], "failed");
     }
 
     #[test]
     fn ten_thousand_rules_are_less_than_a_megabyte() {
-        let event = event(&state(10_000)).expect("an event");
+        let event = event_of(&state(10_000));
         assert!((100_000..1_000_000).contains(&event.len()), "{} bytes", event.len());
     }
 }

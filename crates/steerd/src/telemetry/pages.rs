@@ -18,6 +18,7 @@ use policy::policy::Direction;
 use serde::Serialize;
 use tokio::sync::watch;
 
+use crate::rates::Rates;
 use crate::server;
 use crate::state::State;
 use crate::telemetry::live;
@@ -244,6 +245,13 @@ impl Pages {
     }
 }
 
+/// The counts of the last pages that show rates.
+#[derive(Default)]
+struct LastCounts {
+    top: Sampler,
+    live: Rates,
+}
+
 /// The threads that render.
 #[derive(Debug)]
 pub(crate) struct Renderer {
@@ -276,12 +284,12 @@ impl Renderer {
 impl Slots {
     /// Makes the pages of a part when they are wanted, until the end.
     fn serve(&self, part: Part, source: &dyn Source, woken: &Receiver<()>, stopping: &AtomicBool) {
-        let mut sampler = Sampler::default();
+        let mut last = LastCounts::default();
         loop {
             let wait = self.kept_until(part).map(|until| until.saturating_duration_since(Instant::now()));
             match wait.map_or_else(|| woken.recv().map_err(Into::into), |wait| woken.recv_timeout(wait)) {
                 Ok(()) if stopping.load(Ordering::Acquire) => return,
-                Ok(()) => self.make(part, source, &mut sampler),
+                Ok(()) => self.make(part, source, &mut last),
                 Err(RecvTimeoutError::Timeout) => self.drop_outdated(part),
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -303,7 +311,7 @@ impl Slots {
         part.pages().for_each(|page| self.pages[page as usize].drop_outdated());
     }
 
-    fn make(&self, part: Part, source: &dyn Source, sampler: &mut Sampler) {
+    fn make(&self, part: Part, source: &dyn Source, last: &mut LastCounts) {
         // Pages that were asked for again while they were made for others are not made again.
         if self.state_of(part).is_some_and(|state| state.takes_request(source)) {
             self.fresh_state(source);
@@ -314,7 +322,7 @@ impl Slots {
                 continue;
             }
             let (begun, changes) = (Instant::now(), source.changes());
-            match self.render(page, source, sampler) {
+            match self.render(page, source, last) {
                 Ok(content) => {
                     let until = Instant::now() + LIFE.max(LIFE_PER_WORK * begun.elapsed());
                     slot.made.send_replace(Some(Made { content, until, changes }));
@@ -324,14 +332,18 @@ impl Slots {
         }
     }
 
-    fn render(&self, page: Page, source: &dyn Source, sampler: &mut Sampler) -> Result<Bytes, String> {
+    fn render(&self, page: Page, source: &dyn Source, last: &mut LastCounts) -> Result<Bytes, String> {
         let state = || self.fresh_state(source);
         match page {
             Page::Metrics => metrics::render(&state()).map(Bytes::from).map_err(|error| error.to_string()),
             Page::OpenMetrics => Ok(metrics::render_open(&state()).into()),
             Page::State => json(&state()),
-            Page::Top => json(&sampler.top(&state())),
-            Page::Live => live::event(&state()).map(Bytes::from).map_err(|error| error.to_string()),
+            Page::Top => json(&last.top.top(&state())),
+            Page::Live => {
+                let state = state();
+                let event = live::event(&state, &last.live.update_workers(&state));
+                event.map(Bytes::from).map_err(|error| error.to_string())
+            }
             Page::Policy => source.policy().map(Bytes::from),
             Page::PolicyTexts => source.policy_texts().map(Bytes::from),
             Page::History => source.history().map(Bytes::from),

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::rates::{self, DroppedPackets, PerSecond, Rates};
+use crate::rates::{self, DroppedPackets, PerSecond, Rates, TimeShares};
 use crate::state::{
     DeviceCondition, PortState, RuleState, SinkState, State, TOP_FLOWS_MAX, TopFlowState, WorkerState,
 };
@@ -204,9 +204,7 @@ fn rule(rule: &RuleState, rates: &PerSecond) -> Rule {
 
 fn worker(worker: &WorkerState, rates: &PerSecond) -> Worker {
     let number = worker.worker;
-    let time = rates.worker_time(worker);
-    let whole = time.whole();
-    let part = |ns: f64| if whole > 0.0 { (ns / whole).clamp(0.0, 1.0) } else { 0.0 };
+    let TimeShares { idle, busy, waiting } = rates.worker_time(worker).shares();
     Worker {
         worker: number,
         core: worker.core,
@@ -218,9 +216,9 @@ fn worker(worker: &WorkerState, rates: &PerSecond) -> Worker {
         packets_per_second: rates.of(&rates::worker_packets(number)),
         bytes_per_second: rates.of(&rates::worker_bytes(number)),
         lost: worker.lost_packets.values().sum(),
-        idle: part(time.idle()),
-        busy: part(time.busy()),
-        waiting: time.waiting.map(part),
+        idle,
+        busy,
+        waiting,
     }
 }
 

@@ -49,6 +49,12 @@ pub(crate) fn percent(share: f64) -> String {
     format!("{:.1}%", 100.0 * share)
 }
 
+/// The share of a part in a whole; 0.0% of nothing.
+#[allow(clippy::cast_precision_loss)]
+pub(crate) fn percent_of(part: u64, whole: u64) -> String {
+    percent(part as f64 / whole.max(1) as f64)
+}
+
 /// The parts of a whole in percent, rounded so that they and what is left of the whole add up to 100 (by the
 /// largest remainders); dashes if the whole is 0.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
@@ -110,6 +116,7 @@ mod tests {
         assert_eq!(bytes(512), "512B");
         assert_eq!(bytes(1536), "1.50KiB");
         assert_eq!(percent(0.98765), "98.8%");
+        assert_eq!([percent_of(1, 8), percent_of(0, 0)], ["12.5%", "0.0%"]);
         assert_eq!(duration(Duration::from_millis(2_340)), "2.3 s");
         assert_eq!(duration(Duration::from_secs(3_725)), "1 h 2 min");
     }

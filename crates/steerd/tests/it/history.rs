@@ -218,17 +218,21 @@ fn a_dry_run_and_a_plan_tell_the_cost_and_do_nothing() {
     );
 }
 
+const LISTED: &str = "version = 1\n[groups.every]\nworkers = \"all\"\n[sets]\n\
+     bad = { file = \"bad.txt\", max_change = 50 }\n[[rules]]\nname = \"bad\"\nmatch = { src = \"bad\" }\naction = \"drop\"\n";
+
+fn hosts(count: u8) -> String {
+    (0..count).map(|host| format!("10.0.0.{host}\n")).collect()
+}
+
 #[test]
 fn a_set_that_changes_too_much_needs_force() {
-    let policy = "version = 1\n[groups.every]\nworkers = \"all\"\n[sets]\n\
-         bad = { file = \"bad.txt\", max_change = 50 }\n[[rules]]\nname = \"bad\"\nmatch = { src = \"bad\" }\naction = \"drop\"\n";
-    let place = Place::new(policy);
-    let list = |count: u8| (0..count).map(|host| format!("10.0.0.{host}\n")).collect::<String>();
-    place.write("bad.txt", &list(10));
+    let place = Place::new(LISTED);
+    place.write("bad.txt", &hosts(10));
     let _daemon = place.start();
-    place.write("bad.txt", &list(15));
+    place.write("bad.txt", &hosts(15));
     place.ok(&["reload"]);
-    place.write("bad.txt", &list(7));
+    place.write("bad.txt", &hosts(7));
     let refused = place.run(&["reload"]);
     let why = stderr(&refused);
     assert!(
@@ -269,6 +273,26 @@ fn the_last_policy_is_used_at_a_start_whose_file_is_broken() {
     place.write("p.toml", "version = 1\nrules = 3\n");
     let output = place.daemon().output().expect("it runs");
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+}
+
+#[test]
+fn a_set_that_changes_too_much_is_not_used_at_a_start() {
+    let place = Place::new(LISTED);
+    std::fs::create_dir(place.path("state")).expect("made");
+    place.write("bad.txt", &hosts(15));
+    let daemon = Daemon::start_command(&mut with_state(&place));
+    let first = sha256(&place);
+    drop(daemon);
+    place.write("bad.txt", &hosts(7));
+    let daemon = Daemon::start_command(&mut with_state(&place));
+    let words = "a change of more than max_change = 50 percent: policy 1 of the history";
+    assert!(daemon.log().contains(words), "{}", daemon.log());
+    assert_eq!(sha256(&place), first);
+    place.ok(&["reload", "--force"]);
+    let forced = sha256(&place);
+    drop(daemon);
+    let _daemon = Daemon::start_command(&mut with_state(&place));
+    assert_eq!(sha256(&place), forced);
 }
 
 #[test]

@@ -76,6 +76,37 @@ fn messages(found: &[Value]) -> Vec<&str> {
     found.iter().map(|one| one["message"].as_str().expect("a message")).collect()
 }
 
+/// The fix that is offered at a range.
+fn only_fix(client: &mut Client, range: &Value) -> Value {
+    let fixes = client.request(
+        "textDocument/codeAction",
+        json!({ "textDocument": { "uri": URI }, "range": range, "context": { "diagnostics": [] } }),
+    );
+    let [fix] = &fixes.as_array().expect("a list")[..] else { panic!("one fix: {fixes}") };
+    fix.clone()
+}
+
+#[test]
+fn a_quick_fix_writes_two_rules() {
+    let mut client = Client::initialized(&json!({}));
+    let rule =
+        "[[rules]]\nname = \"ping\"\nmatch = { icmp_type = 8, icmpv6_type = 128 }\naction = \"drop\"\n";
+    let broken = format!("{POLICY}{rule}");
+    client.open(URI, &broken);
+    let found = client.diagnostics(URI, 1);
+    assert!(messages(&found)[0].contains("(write a rule for each version)"), "{found:#?}");
+    let fix = only_fix(&mut client, &found[0]["range"]);
+    assert_eq!(fix["title"], "write a rule with `icmp_type` and one with `icmpv6_type`");
+    let fixed = edited(&broken, &fix["edit"]["documentChanges"][0]["edits"]);
+    assert!(
+        fixed.ends_with("name = \"ping-2\"\nmatch = { icmpv6_type = 128 }\naction = \"drop\"\n"),
+        "{fixed}"
+    );
+    client.change(URI, 2, &fixed);
+    assert!(client.diagnostics(URI, 2).iter().all(|one| one["severity"] != 1), "{fixed}");
+    client.shut_down();
+}
+
 #[test]
 fn a_quick_fix_makes_a_policy_valid() {
     let mut client = Client::initialized(&json!({}));
@@ -84,11 +115,7 @@ fn a_quick_fix_makes_a_policy_valid() {
     let found = client.diagnostics(URI, 1);
     assert_eq!(messages(&found), ["unknown key `dst_prot` (did you mean `dst_port`?)"]);
     assert_eq!(text_in(&broken, &found[0]["range"]), "'dst_prot'");
-    let fixes = client.request(
-        "textDocument/codeAction",
-        json!({ "textDocument": { "uri": URI }, "range": found[0]["range"], "context": { "diagnostics": [] } }),
-    );
-    let [fix] = &fixes.as_array().expect("a list")[..] else { panic!("one fix: {fixes}") };
+    let fix = only_fix(&mut client, &found[0]["range"]);
     assert_eq!(fix["title"], "replace `dst_prot` by `dst_port`");
     let change = &fix["edit"]["documentChanges"][0];
     assert_eq!(change["textDocument"], json!({ "uri": URI, "version": 1 }));

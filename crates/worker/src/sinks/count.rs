@@ -10,10 +10,11 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use packet::PacketFlow;
 use program::{CountSink, FlowExport, Program, Verdict};
 
 pub use export::ExportStatistics;
-pub use flow::FlowId;
+pub(crate) use export::cache_bytes;
 pub use sizes::PacketSizes;
 
 use self::export::{ExportHub, FlowCache, RuleOfFlow};
@@ -27,7 +28,7 @@ use crate::sink::{Deliveries, FramesBack, Sink, SinkCounters};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopFlow {
     /// The addresses of the flow.
-    pub flow: FlowId,
+    pub flow: PacketFlow,
     /// The packets of the flow, or up to `error` more.
     pub packets: u64,
     /// The number of the packets that may be of other flows.
@@ -178,7 +179,7 @@ fn merge(workers: &[(Vec<Counted>, usize)]) -> Vec<TopFlow> {
     for ((counted, _), unseen) in workers.iter().zip(&unseen) {
         for Counted { flow, packets, error, bytes } in counted {
             let sum = sums.entry(*flow).or_insert_with(|| TopFlow {
-                flow: FlowId::unpack(*flow),
+                flow: flow::unpack(*flow),
                 packets: all_unseen,
                 error: all_unseen,
                 bytes: 0,
@@ -274,7 +275,7 @@ mod tests {
             (vec![counted(2, 5, 0)], 2),
         ];
         let merged = merge(&workers);
-        let flow = |flow: u64| FlowId::unpack(counted(flow, 0, 0).flow);
+        let flow = |flow: u64| flow::unpack(counted(flow, 0, 0).flow);
         let expected = [
             // 20 packets of flow 2 may have been on the second worker.
             (1, 80, 7, 7300),

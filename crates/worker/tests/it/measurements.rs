@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use crate::support::{Feed, ScriptWire, compile, small};
 use control::{Controller, Device, DeviceSelector};
+use packet::PacketFlow;
 use packet::build::FrameBuilder;
 use program::Program;
 use softnic::{Drive, Personality, PortConfig, SoftNicConfig};
 use softnic_verbs::SoftNic;
-use worker::sinks::{self, Environment, FlowId, Opened};
+use worker::sinks::{self, Environment, Opened};
 use worker::{
     Deliveries, DeviceClock, Idle, Regime, SharedStage, Sink, SinkMap, Slot, Worker, WorkerConfig,
     WorkerSnapshot,
@@ -224,7 +225,7 @@ fn a_count_sink_has_sizes_and_flows() {
     let found: Vec<(u16, u64, u64, u64)> = flows
         .iter()
         .map(|flow| match flow.flow {
-            FlowId::Ip { ports: Some((src_port, 53)), protocol: 17, .. } => {
+            PacketFlow::Ip { ports: Some((src_port, 53)), protocol: 17, .. } => {
                 (src_port, flow.packets, flow.error, flow.bytes)
             }
             ref other => panic!("{other}"),

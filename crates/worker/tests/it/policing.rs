@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::support::{Rig, compile};
+use hugemem::ArenaForecast;
 use packet::FlowKey;
 use packet::build::FrameBuilder;
 use program::{Program, Verdict, WorkerId};
@@ -260,4 +261,25 @@ fn sinks_get_what_is_let_through_and_a_reload_begins_anew() {
     }
     assert_eq!(rig.ruled("some", Disposition::NotSampled), 2 * 22);
     rig.balance();
+}
+
+#[test]
+fn tables_beyond_the_memory_are_refused() {
+    const POLICY: &str = "version = 1\n[groups.g]\nworkers = 'all'\n[[rules]]\nname = 'r'\nmatch = { protocol = 'udp' }\n\
+        action = 'steer g'\n";
+    const LIMIT: &str = "limit = '1/s'\nper = { sources = 1048576 }\n";
+    let forecast = |policy: &str, workers| {
+        worker::forecast_tables(&compile(policy, 1), workers, &mut ArenaForecast::default())
+    };
+    // Petabytes, but no table.
+    forecast(POLICY, 1 << 24).expect("it has no table");
+    let error = forecast(&format!("{POLICY}{LIMIT}"), 1 << 24).expect_err("no host has so much").to_string();
+    assert!(error.contains("MiB on all workers together") && error.contains("`sources`"), "{error}");
+    let export = POLICY.replace(
+        "workers = 'all'",
+        "workers = 'all'\nsinks = ['s']\n[sinks.s]\nkind = 'count'\n\
+        export = 'ipfix://127.0.0.1:4739'",
+    );
+    forecast(&export, 1).expect("it fits");
+    forecast(&export, 1 << 24).expect_err("no host has so much");
 }

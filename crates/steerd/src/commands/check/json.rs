@@ -204,7 +204,7 @@ struct Other<'c> {
 
 pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), OutputError> {
     let report = &checked.findings.report;
-    let all = || checked.findings.problems().chain(&checked.findings.warnings);
+    let all = || checked.problems().chain(&checked.findings.warnings);
     let diagnostics: Vec<&Diagnostic> = all().take(MAX_DIAGNOSTICS).collect();
     let found = all().count();
     output::print_json(&Answer {
@@ -214,7 +214,7 @@ pub(super) fn print(checked: &Checked, denied: &[String]) -> Result<(), OutputEr
         workers: Some(checked.workers),
         ok: checked.is_ok(),
         protected: checked.protected(),
-        tests: checked.findings.tests.as_ref().map(TestCounts::from),
+        tests: checked.tests.tests.as_ref().map(TestCounts::from),
         lost_exceptions: checked
             .findings
             .lost

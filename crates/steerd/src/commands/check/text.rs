@@ -14,7 +14,7 @@ use super::Checked;
 use super::interface::{DecidedPackets, DecidedTraffic, OnInterface};
 use crate::daemon::placement::Placement;
 
-use crate::terminal::numbers::{bytes, counted, duration, number};
+use crate::terminal::numbers::{bytes, counted, duration, number, percent_of};
 use crate::terminal::style::{Layout, Style};
 use crate::terminal::table::Grid;
 
@@ -184,7 +184,7 @@ fn verdict(checked: &Checked, layout: Layout) -> String {
         0 => String::new(),
         warnings => format!(", {}", counted(warnings as u64, "warning", "warnings")),
     };
-    let tests = match checked.findings.tests.as_ref().filter(|tests| tests.passed > 0) {
+    let tests = match checked.tests.tests.as_ref().filter(|tests| tests.passed > 0) {
         Some(tests) => format!(", {tests}"),
         None => String::new(),
     };
@@ -336,8 +336,7 @@ fn decided_traffic(checked: &Checked, traffic: &DecidedTraffic, has_filters: boo
     let rules = rules.map(|(index, decided)| (checked.rule_name(RuleId::of(index)), decided));
     for (name, decided) in rules.chain([("all", &traffic.all)]) {
         let DecidedPackets { packets, nic, xdp_program, engine, worker, host } = *decided;
-        let percent = |part: u64| format!("{:.1}%", 100.0 * part as f64 / packets.max(1) as f64);
-        let shares = [xdp_program, engine, worker, host, nic].map(percent);
+        let shares = [xdp_program, engine, worker, host, nic].map(|part| percent_of(part, packets));
         grid.row([name.to_owned(), number(packets)].into_iter().chain(shares).take(columns).collect());
     }
     let mut out = format!("\n{}\n{}", layout.text(Style::Heading, &title), headed(&grid, layout));
@@ -490,9 +489,7 @@ fn counted_packets(checked: &Checked, layout: Layout) -> String {
 
 /// The percentages of the packets and of the bytes.
 fn parts(part: Amount, all: Amount) -> String {
-    let percent = |part: u64, all: u64| 100.0 * part as f64 / all.max(1) as f64;
-    let (packets, bytes) = (percent(part.packets, all.packets), percent(part.bytes, all.bytes));
-    format!("{packets:.1}% ({bytes:.1}% B)")
+    format!("{} ({} B)", percent_of(part.packets, all.packets), percent_of(part.bytes, all.bytes))
 }
 
 /// The reasons of hybrid and impossible rules, and the remedies, each once.

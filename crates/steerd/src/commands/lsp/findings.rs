@@ -4,13 +4,12 @@
 use analysis::{Analysis, Need, Reach, Relation};
 use policy::{Diagnostic, Diagnostics, MAX_DIAGNOSTICS, Policy, Severity};
 use policy_lsp::{CheckedPolicy, FindingLevel, PolicyFinding};
-use reports::Decided;
+use reports::{Decided, PolicyFindings};
 
 use super::rule_notes::rule_notes;
 use crate::carving::CarvedPolicy;
 use crate::commands::check::reasons_of;
-use crate::policy_findings::PolicyFindings;
-use crate::policy_tests::TestSummary;
+use crate::policy_tests::{TestFindings, TestSummary};
 
 /// The problems of a text, its includes and its sets.
 pub(super) fn errors_in_text(problems: &Diagnostics) -> CheckedPolicy {
@@ -33,16 +32,12 @@ pub(super) fn of_carved(carved: &CarvedPolicy, tests: &TestSummary) -> CheckedPo
 }
 
 /// The findings of a policy for a device.
-pub(super) fn of_policy(policy: &Policy, found: &PolicyFindings) -> CheckedPolicy {
-    let failures = found.tests.iter().flat_map(|tests| &tests.failures).count();
-    let refusals = found.problems().count() - failures;
-    let problems = found.problems().enumerate().map(|(index, problem)| {
-        // The failed tests come last.
-        let code = if index < refusals { "device" } else { "test" };
-        finding(code, problem.clone())
-    });
+pub(super) fn of_policy(policy: &Policy, found: &PolicyFindings, tests: &TestFindings) -> CheckedPolicy {
+    let problems =
+        found.problems().chain(&tests.requirement).map(|problem| finding("device", problem.clone()));
+    let failed = tests.failures().map(|failure| finding("test", failure.clone()));
     let warnings = found.warnings.iter().map(|warning| finding("warning", warning.clone()));
-    let mut findings: Vec<PolicyFinding> = problems.chain(warnings).collect();
+    let mut findings: Vec<PolicyFinding> = problems.chain(failed).chain(warnings).collect();
     findings.extend(hybrid_rules(policy, found).take(MAX_DIAGNOSTICS));
     if let Some(analysis) = &found.analysis {
         findings.extend(conflicts(policy, analysis).take(MAX_DIAGNOSTICS));

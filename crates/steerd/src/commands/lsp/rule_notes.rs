@@ -8,10 +8,9 @@ use device_model::Limit;
 use policy::Policy;
 use policy_lsp::RuleNote;
 use program::Flow;
-use reports::{Report, RuleReport};
+use reports::{PolicyFindings, Report, RuleReport};
 
 use crate::commands::check::{decided_words, reasons_of};
-use crate::policy_findings::PolicyFindings;
 use crate::terminal::numbers::{counted, number};
 
 /// The most flows that the details of a rule list.

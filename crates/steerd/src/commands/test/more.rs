@@ -10,7 +10,7 @@ use crate::cli::TestArgs;
 use crate::commands::Error;
 use crate::policy_tests::coverage::{Coverage, TestedPart};
 use crate::policy_tests::mutate::{Mutations, TestedDevice, mutations};
-use crate::terminal::numbers::{counted, number};
+use crate::terminal::numbers::{counted, number, percent_of};
 use crate::terminal::output::Progress;
 use crate::terminal::table::Grid;
 
@@ -95,12 +95,12 @@ fn coverage_text(coverage: &Coverage) -> String {
         counted(coverage.rules.len() as u64, "rule", "rules")
     );
     if let Some(traffic) = coverage.traffic {
-        let percent = 100.0 * traffic.tested as f64 / traffic.packets.max(1) as f64;
         let packets = counted(traffic.packets, "packet", "packets");
         let _ = writeln!(
             out,
-            "of {packets} in the capture tests are about {} ({percent:.1}%)",
-            number(traffic.tested)
+            "of {packets} in the capture tests are about {} ({})",
+            number(traffic.tested),
+            percent_of(traffic.tested, traffic.packets)
         );
     }
     let proposals: Vec<&String> = coverage.rules.iter().filter_map(|rule| rule.proposal.as_ref()).collect();

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use control::{Controller, DigestedProgram};
+use hugemem::ArenaForecast;
 use program::WorkerId;
 use verbs::SYSFS_CLASSES;
 use worker::{Idle, ReceiveKind, ServedPort, Worker, WorkerConfig, WorkerHandle};
@@ -180,6 +181,8 @@ impl Builder {
             before: Vec::new(),
             free_at: None,
         };
+        worker::forecast_tables(&compiled.program, threads.0.len(), &mut ArenaForecast::default())
+            .map_err(Error::Worker)?;
         let digested = DigestedProgram::new(Arc::clone(&compiled.program), dataplane.controller.limits())
             .map_err(|fault| Error::Install(fault.into()))?;
         dataplane.replace(compiled, digested, Cause::Policy)?;

@@ -27,19 +27,26 @@ pub(crate) enum EswitchMode {
 impl EswitchMode {
     /// The mode of the device behind an RDMA device. Asks the kernel.
     pub(crate) fn of(handle: Option<&DevlinkHandle>) -> Self {
-        handle.map_or(Self::Unknown, |handle| {
-            Self::answered(devlink::eswitch_mode(&handle.bus, &handle.device))
-        })
+        handle.and_then(|handle| Self::asked(handle).ok()).unwrap_or(Self::Unknown)
+    }
+
+    /// The mode of a device. Asks the kernel.
+    ///
+    /// # Errors
+    /// The kernel has no devlink, does not know the device or the mode, or does not answer this user.
+    pub(crate) fn asked(handle: &DevlinkHandle) -> io::Result<Self> {
+        Self::answered(devlink::eswitch_mode(&handle.bus, &handle.device))
     }
 
     /// `answer`: a number of `enum devlink_eswitch_mode` (linux/devlink.h).
-    fn answered(answer: io::Result<u16>) -> Self {
+    fn answered(answer: io::Result<u16>) -> io::Result<Self> {
         match answer {
-            Ok(0) => Self::Legacy,
+            Ok(0) => Ok(Self::Legacy),
             // DEVLINK_ESWITCH_MODE_SWITCHDEV and, on later kernels, SWITCHDEV_INACTIVE.
-            Ok(1 | 2) => Self::Switchdev,
-            Err(error) if error.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error()) => Self::Absent,
-            Ok(_) | Err(_) => Self::Unknown,
+            Ok(1 | 2) => Ok(Self::Switchdev),
+            Ok(mode) => Err(io::Error::other(format!("the kernel reports the unknown mode {mode}"))),
+            Err(error) if error.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error()) => Ok(Self::Absent),
+            Err(error) => Err(error),
         }
     }
 }
@@ -204,7 +211,7 @@ mod tests {
             (error(Errno::NODEV), EswitchMode::Unknown),
             (error(Errno::PERM), EswitchMode::Unknown),
         ] {
-            assert_eq!(EswitchMode::answered(answer), expected);
+            assert_eq!(EswitchMode::answered(answer).unwrap_or(EswitchMode::Unknown), expected);
         }
         assert_eq!(EswitchMode::of(None), EswitchMode::Unknown);
     }

@@ -7,15 +7,17 @@ use std::sync::Arc;
 use compiler::reload_conflict;
 use control::{ControlError, Limits, PlannedChange, plan};
 use device_model::DeviceModel;
+use hugemem::ArenaForecast;
+use policy::policy::SetSize;
 use program::{Program, SinkKind};
 use shm::ListenError;
 use worker::sinks::{CheckedPlace, SinkError};
 
 use super::collect::collected;
-use super::{Findings, Running, Start};
+use super::{Findings, Running, Start, worker_configs};
 use crate::api;
 use crate::daemon::history::History;
-use crate::daemon::{Error, device, last_good, sinks};
+use crate::daemon::{Error, changed_set, device, last_good, sinks};
 use crate::message::chain;
 use crate::policy_file::Inputs;
 use crate::settings::Settings;
@@ -27,6 +29,8 @@ pub(crate) struct Installation<'p> {
     pub(crate) profile: &'p DeviceModel,
     pub(crate) program: &'p Program,
     pub(crate) inputs: &'p Inputs,
+    /// The sets of the policy with `max_change`.
+    pub(crate) set_sizes: &'p [SetSize],
     pub(crate) workers: usize,
     /// The program for half of the priorities, which a reload may install first.
     pub(crate) half: &'p dyn Fn() -> Option<Program>,
@@ -38,8 +42,9 @@ pub(crate) fn of_program(installation: &Installation<'_>) -> Findings {
     let start = Start { settings, filter_model: None, running: Running::with(settings) };
     let mut found = Findings::default();
     let ((), warnings) = collected(|| {
-        installation.warn_of_trial();
+        installation.warn_of_history();
         installation.place(&mut found);
+        installation.tables(&start, &mut found);
         open_sinks(&start, program, &mut found);
     });
     found.warnings = warnings;
@@ -47,11 +52,17 @@ pub(crate) fn of_program(installation: &Installation<'_>) -> Findings {
 }
 
 impl Installation<'_> {
-    /// Logs a warning if the policy was on trial, and which one a start uses.
-    fn warn_of_trial(&self) {
+    /// Logs a warning if the policy was on trial, or changes a set too much, and which one a start uses.
+    fn warn_of_history(&self) {
         let Some(folder) = self.settings.state.folder() else { return };
         let history = History::peek(&folder.join("history.json"));
         if !history.is_unconfirmed(self.inputs) {
+            if let Some(why) = changed_set(&history, self.set_sizes) {
+                tracing::warn!(
+                    "{why}: a start uses the last confirmed policy of the history (hint: if that is right, \
+                     `steerd reload --force` puts the policy of the file in force)"
+                );
+            }
             return;
         }
         let why = "the policy was on trial and nobody confirmed it";
@@ -63,6 +74,26 @@ impl Installation<'_> {
             None => tracing::warn!(
                 "{why}: a start uses it all the same, as the history has no confirmed policy that can be used"
             ),
+        }
+    }
+
+    /// Checks the memory of the tables of sources and flows, beside that of the frames. What is missing
+    /// beside a running daemon may be free after it.
+    fn tables(&self, start: &Start<'_>, found: &mut Findings) {
+        let mut forecast = ArenaForecast::default();
+        for config in worker_configs(self.settings) {
+            // A refusal is found with the settings.
+            let _ = worker::forecast_memory(&config, &mut forecast);
+        }
+        match (worker::forecast_tables(self.program, self.workers, &mut forecast), &start.running) {
+            (Err(error), Some(running)) => {
+                found.notes.push(format!(
+                    "{}, as long as {} has memory for its own",
+                    chain(&error),
+                    running.name()
+                ));
+            }
+            (result, _) => found.add(result.map_err(Error::Worker)),
         }
     }
 

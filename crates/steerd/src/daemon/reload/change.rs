@@ -101,6 +101,7 @@ impl Work {
         if !options.force
             && let Some(why) = changed_too_much(&before.set_sizes, &read.policy.set_sizes)
         {
+            let why = format!("{why} (hint: if that is right, `steerd reload --force`)");
             return Err(Refused { diagnostics: read.warnings.into(), ..Refused::because(why) });
         }
         if options.confirm_seconds.is_some()
@@ -416,7 +417,7 @@ fn log_refused(diagnostics: &Diagnostics) {
 }
 
 /// The first set that a policy changes by more than it allows, in words.
-fn changed_too_much(before: &[SetSize], after: &[SetSize]) -> Option<String> {
+pub(in crate::daemon) fn changed_too_much(before: &[SetSize], after: &[SetSize]) -> Option<String> {
     let last = |name: &str| before.iter().find(|set| set.name == name).map(|set| set.values);
     let (set, was) = after.iter().find_map(|set| {
         let was = last(&set.name)?;
@@ -425,7 +426,7 @@ fn changed_too_much(before: &[SetSize], after: &[SetSize]) -> Option<String> {
     let SetSize { name, values, max_change_percent } = set;
     Some(format!(
         "the set `{name}` has {values} values instead of {was}, a change of more than max_change = {max_change_percent} \
-         percent (hint: if that is right, `steerd reload --force`)"
+         percent"
     ))
 }
 

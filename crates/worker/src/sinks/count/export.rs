@@ -22,9 +22,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking::Wakeup;
-use program::{Collector, FlowExport, Program, RuleId, SinkKind, Verdict};
+use program::{FlowCollector, FlowExport, Program, RuleId, SinkKind, Verdict};
 
 pub(super) use self::cache::FlowCache;
+pub(crate) use self::cache::cache_bytes;
 use self::message::{FlowContext, FlowSums, MessageBuilder, Template, encode_flow, encode_not_sent};
 use self::session::{Sent, Session};
 use super::super::clock::now_ns;
@@ -214,7 +215,7 @@ impl Shared {
 }
 
 /// Looks up the collector's host, which may take seconds.
-pub(super) fn look_up(collector: &Collector) -> io::Result<()> {
+pub(super) fn look_up(collector: &FlowCollector) -> io::Result<()> {
     session::addresses(collector).map(drop)
 }
 

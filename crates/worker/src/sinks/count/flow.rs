@@ -3,32 +3,7 @@
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use packet::{EtherType, FlowKey, IpProtocol, Layers, MacAddr};
-
-/// A flow: the packets with the same addresses, protocol and ports. Tags and tunnels are not looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum FlowId {
-    /// Packets of IP.
-    Ip {
-        /// The source address.
-        src: IpAddr,
-        /// The destination address.
-        dst: IpAddr,
-        /// The protocol, or the first next header of IPv6.
-        protocol: u8,
-        /// Source and destination, of TCP and UDP only. Later fragments have none.
-        ports: Option<(u16, u16)>,
-    },
-    /// All other packets.
-    Ethernet {
-        /// The source address.
-        src: MacAddr,
-        /// The destination address.
-        dst: MacAddr,
-        /// The EtherType behind the tags.
-        ether_type: u16,
-    },
-}
+use packet::{FlowKey, Layers, MacAddr, PacketFlow};
 
 /// Words of a packed flow.
 pub(super) const WORDS: usize = 5;
@@ -83,48 +58,33 @@ impl FlowHasher {
     }
 }
 
-impl FlowId {
-    pub(super) fn unpack(packed: Packed) -> Self {
-        let [src_high, src_low, dst_high, dst_low, last] = packed;
-        let is_v4 = last & KIND_IPV4 != 0;
-        if last & (KIND_IPV4 | KIND_IPV6) == 0 {
-            let mac = |word: u64| {
-                let [_, _, a, b, c, d, e, f] = word.to_be_bytes();
-                MacAddr([a, b, c, d, e, f])
-            };
-            return Self::Ethernet { src: mac(src_high), dst: mac(dst_high), ether_type: (last >> 8) as u16 };
-        }
-        let address = |high: u64, low: u64| {
-            if is_v4 {
-                IpAddr::from(Ipv4Addr::from_bits((high >> 32) as u32))
-            } else {
-                IpAddr::from(Ipv6Addr::from_bits(u128::from(high) << 64 | u128::from(low)))
-            }
+/// The flow that was packed.
+pub(super) fn unpack(packed: Packed) -> PacketFlow {
+    let [src_high, src_low, dst_high, dst_low, last] = packed;
+    let is_v4 = last & KIND_IPV4 != 0;
+    if last & (KIND_IPV4 | KIND_IPV6) == 0 {
+        let mac = |word: u64| {
+            let [_, _, a, b, c, d, e, f] = word.to_be_bytes();
+            MacAddr([a, b, c, d, e, f])
         };
-        Self::Ip {
-            src: address(src_high, src_low),
-            dst: address(dst_high, dst_low),
-            protocol: (last >> 8) as u8,
-            ports: (last & KIND_PORTS != 0).then_some(((last >> 48) as u16, (last >> 32) as u16)),
-        }
+        return PacketFlow::Ethernet {
+            src: mac(src_high),
+            dst: mac(dst_high),
+            ether_type: (last >> 8) as u16,
+        };
     }
-}
-
-/// The short notation of packets: `192.0.2.1:53 > 198.51.100.7:4242 udp`, `192.0.2.1 > 198.51.100.7 icmp`.
-impl std::fmt::Display for FlowId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match *self {
-            Self::Ip { src, dst, protocol, ports: None } => {
-                write!(f, "{src} > {dst} {}", IpProtocol(protocol))
-            }
-            Self::Ip { src, dst, protocol, ports: Some((src_port, dst_port)) } => {
-                let [from, to] = [(src, src_port), (dst, dst_port)].map(std::net::SocketAddr::from);
-                write!(f, "{from} > {to} {}", IpProtocol(protocol))
-            }
-            Self::Ethernet { src, dst, ether_type } => {
-                write!(f, "{src} > {dst} ethertype {}", EtherType(ether_type))
-            }
+    let address = |high: u64, low: u64| {
+        if is_v4 {
+            IpAddr::from(Ipv4Addr::from_bits((high >> 32) as u32))
+        } else {
+            IpAddr::from(Ipv6Addr::from_bits(u128::from(high) << 64 | u128::from(low)))
         }
+    };
+    PacketFlow::Ip {
+        src: address(src_high, src_low),
+        dst: address(dst_high, dst_low),
+        protocol: (last >> 8) as u8,
+        ports: (last & KIND_PORTS != 0).then_some(((last >> 48) as u16, (last >> 32) as u16)),
     }
 }
 
@@ -132,13 +92,15 @@ impl std::fmt::Display for FlowId {
 mod tests {
     use super::*;
 
-    fn flow(layers: Layers, protocol: u8) -> FlowId {
+    fn flow(layers: Layers, protocol: u8) -> PacketFlow {
         let mut key = FlowKey { layers, protocol, src_port: 53, dst_port: 4242, ..FlowKey::default() };
         key.ether_type = 0x0806;
         key.src_mac = MacAddr([2, 0, 0, 0, 0, 9]);
         key.src_ip[..4].copy_from_slice(&[192, 0, 2, 1]);
         key.dst_ip[..4].copy_from_slice(&[198, 51, 100, 7]);
-        FlowId::unpack(pack(&key))
+        let flow = unpack(pack(&key));
+        assert_eq!(flow, PacketFlow::of(&key));
+        flow
     }
 
     #[test]

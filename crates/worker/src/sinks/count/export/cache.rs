@@ -74,6 +74,16 @@ pub(in super::super) struct FlowCache {
     not_sent: Arc<NotSent>,
 }
 
+/// The number of flows that a cache has room for.
+fn places(options: &FlowExport) -> usize {
+    (options.flows as usize).div_ceil(WAYS).next_power_of_two() * WAYS
+}
+
+/// The memory of the cache of one worker, in bytes.
+pub(crate) fn cache_bytes(options: &FlowExport) -> u64 {
+    (places(options) * size_of::<FlowEntry>()) as u64
+}
+
 impl FlowCache {
     /// A cache with the options of the sink; nothing is allocated later. Fails if there is no memory for it.
     pub(super) fn new(
@@ -82,11 +92,11 @@ impl FlowCache {
         ring: rtrb::Producer<FlowRecord>,
         not_sent: Arc<NotSent>,
     ) -> io::Result<Self> {
-        let sets = (options.flows as usize).div_ceil(WAYS).next_power_of_two();
+        let places = places(options);
         let mut entries = Vec::new();
-        let reserved = entries.try_reserve_exact(sets * WAYS);
+        let reserved = entries.try_reserve_exact(places);
         reserved.map_err(|error| io::Error::new(io::ErrorKind::OutOfMemory, error))?;
-        entries.resize(sets * WAYS, FlowEntry::default());
+        entries.resize(places, FlowEntry::default());
         Ok(Self {
             entries: entries.into(),
             hasher: FlowHasher::new(),

@@ -3,7 +3,9 @@
 //! All information elements are of IANA's registry. There are three templates of flows, for IPv4, IPv6 and
 //! other frames, and an options template for records that were not sent (RFC 7011, 4.3).
 
-use super::super::flow::FlowId;
+use packet::PacketFlow;
+
+use super::super::flow::unpack;
 use super::FlowRecord;
 
 /// The version of IPFIX.
@@ -172,8 +174,8 @@ fn push(bytes: &mut Vec<u8>, more: &[u8]) {
 /// Writes the record of a flow; returns its set.
 pub(super) fn encode_flow(record: &FlowRecord, context: &FlowContext<'_>, bytes: &mut Vec<u8>) -> u16 {
     bytes.clear();
-    let set = match FlowId::unpack(record.flow) {
-        FlowId::Ip { src, dst, protocol, ports } => {
+    let set = match unpack(record.flow) {
+        PacketFlow::Ip { src, dst, protocol, ports } => {
             let set = match (src, dst) {
                 (std::net::IpAddr::V4(src), std::net::IpAddr::V4(dst)) => {
                     push(bytes, &src.octets());
@@ -198,7 +200,7 @@ pub(super) fn encode_flow(record: &FlowRecord, context: &FlowContext<'_>, bytes:
             push(bytes, &u16::from(record.control_bits).to_be_bytes());
             set
         }
-        FlowId::Ethernet { src, dst, ether_type } => {
+        PacketFlow::Ethernet { src, dst, ether_type } => {
             push(bytes, &src.0);
             push(bytes, &dst.0);
             push(bytes, &ether_type.to_be_bytes());

@@ -4,7 +4,7 @@ use std::io::{self, ErrorKind, Write as _};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
 
-use program::{Collector, CollectorTransport};
+use program::{CollectorTransport, FlowCollector};
 use rustix::net::sockopt;
 
 /// The longest time that a connection by TCP, and each write to it, may take.
@@ -27,7 +27,7 @@ const IPV4_UDP_BYTES: usize = 20 + 8;
 const IPV6_UDP_BYTES: usize = 40 + 8;
 
 /// The addresses of the collector. May take seconds.
-pub(super) fn addresses(collector: &Collector) -> io::Result<impl Iterator<Item = SocketAddr>> {
+pub(super) fn addresses(collector: &FlowCollector) -> io::Result<impl Iterator<Item = SocketAddr>> {
     (&*collector.host, collector.port).to_socket_addrs()
 }
 
@@ -55,7 +55,7 @@ pub(super) enum Sent {
 
 impl Session {
     /// Looks up the collector's host and connects. May take seconds.
-    pub(super) fn open(collector: &Collector) -> io::Result<Self> {
+    pub(super) fn open(collector: &FlowCollector) -> io::Result<Self> {
         let mut last = io::Error::new(ErrorKind::NotFound, "the host has no address");
         for peer in addresses(collector)? {
             match Self::connect(collector.transport, peer) {

@@ -5,7 +5,7 @@ use std::io::Read as _;
 use std::net::{TcpListener, TcpStream, UdpSocket};
 
 use packet::build::FrameBuilder;
-use program::Collector;
+use program::FlowCollector;
 
 use super::*;
 
@@ -105,7 +105,7 @@ fn text(record: &Record, element: u16) -> String {
 }
 
 fn options(collector: &str) -> FlowExport {
-    let collector: Collector = collector.parse().expect("a collector");
+    let collector: FlowCollector = collector.parse().expect("a collector");
     FlowExport { observation_domain: 7, flows: 64, ..FlowExport::new(collector) }
 }
 
