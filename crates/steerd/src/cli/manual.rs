@@ -339,6 +339,8 @@ const TABLES: &[(&str, &str)] = &[
     ("vlan_change", "CHANGES OF VLAN TAGS"),
     ("protect", "PROTECTED PACKETS"),
     ("runtime", "RULES AT RUN TIME"),
+    ("recorder", "THE RECORDER"),
+    ("trigger", "TRIGGERS OF THE RECORDER"),
     ("test", "TESTS"),
     ("counts", "COUNTS OF A TEST"),
 ];
