@@ -7,6 +7,8 @@ use serde::Serialize;
 
 use crate::sink::CaptureSink;
 
+/// The most rules that a recorder can name.
+pub const RECORDER_RULES_MAX: usize = 1024;
 /// The most triggers of one policy.
 pub const RECORDER_TRIGGERS_MAX: usize = 64;
 

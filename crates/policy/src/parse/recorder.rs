@@ -1,7 +1,9 @@
 //! `[recorder]`: the packets that workers keep in memory, and the conditions under which they are written to
 //! a file.
 
-use program::{DEFAULT_RULE, RECORDER_TRIGGERS_MAX, RecorderRing, RecorderSpec, RecorderTrigger};
+use program::{
+    DEFAULT_RULE, RECORDER_RULES_MAX, RECORDER_TRIGGERS_MAX, RecorderRing, RecorderSpec, RecorderTrigger,
+};
 
 use crate::hint::Hint;
 use crate::keys;
@@ -77,8 +79,15 @@ fn memory(reader: &mut Reader, key: &Key<'_>, table: &Table<'_>) -> Option<u64> 
 }
 
 fn rules(reader: &mut Reader, value: &Value<'_>, names: RecorderNames<'_>) -> Option<Vec<String>> {
+    let items = reader.array(value, "`rules`")?;
+    if items.len() > RECORDER_RULES_MAX {
+        let hint = "leave `rules` out to record all packets that workers decide";
+        let message = format!("`rules` names more than {RECORDER_RULES_MAX} rules");
+        reader.error_with(value.span(), message, "too many", hint);
+        return None;
+    }
     let mut list = Vec::new();
-    for item in reader.array(value, "`rules`")? {
+    for item in items {
         list.push(rule(reader, item, names)?);
     }
     if list.is_empty() {
