@@ -3,10 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 
 use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
 use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionOption;
 use pcap_file::pcapng::{Block, PcapNgReader};
+use rustix::process::Signal;
 
 use crate::api::Place;
 use crate::support::{Daemon, stderr};
@@ -147,4 +149,37 @@ fn a_reload_changes_the_recorder() {
     daemon.until("the recorder has gone", |_| recorders() == 0);
     let (status, _, log) = daemon.terminate();
     assert!(status.success(), "{log}");
+}
+
+/// The records in the folder of the state.
+fn records(state: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(state.join("records")).into_iter().flatten();
+    entries.map(|entry| entry.expect("an entry").path()).collect()
+}
+
+#[test]
+fn triggers_and_a_signal_write_records() {
+    let place = Place::new(&policy(
+        "[recorder]\nmemory = \"2 MiB\"\nsnap = 64\n[[recorder.triggers]]\nrule = \"dns\"\npackets_per_second = 100\n",
+    ));
+    let state = place.path("state");
+    std::fs::create_dir(&state).expect("a folder");
+    let mut command = place.daemon();
+    command.env("STEERD_STATE__FOLDER", &state);
+    let daemon = Daemon::start_command(&mut command);
+    // The rate goes on: it is one record.
+    daemon.until("the trigger fires", |_| records(&state).len() == 1);
+    let written =
+        |result: &str| daemon.metric("steerd_recorder_records_total", &[&format!("result=\"{result}\"")]);
+    daemon.until("it is counted", |_| written("written") == 1.0);
+    let file = records(&state).remove(0);
+    daemon.until("it is whole", |_| std::fs::read(&file).is_ok_and(|bytes| !packets(&bytes).is_empty()));
+    daemon.signal(Signal::USR1);
+    daemon.until("the signal writes one", |_| written("written") == 2.0 && records(&state).len() == 2);
+    assert_eq!(written("failed"), 0.0);
+    let last = daemon.state()["records"]["last_file"].as_str().map(PathBuf::from).expect("a file");
+    assert!(records(&state).contains(&last), "{}", last.display());
+    let (status, _, log) = daemon.terminate();
+    assert!(status.success() && log.contains("rule dns decides 100 packets per second or more"), "{log}");
+    assert!(log.contains("recorder: SIGUSR1: "), "{log}");
 }

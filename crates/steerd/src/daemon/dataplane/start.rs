@@ -171,6 +171,7 @@ impl Builder {
             frames,
             log,
             traces: Arc::default(),
+            records: Arc::default(),
             events: EventCounts::default(),
             left_device: Mutex::default(),
         });

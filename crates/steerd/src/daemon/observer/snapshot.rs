@@ -23,7 +23,7 @@ use crate::outcome::{self, Count, PacketOutcome, WorkerOutcomes};
 use crate::port_counters::PortCounters;
 use crate::state::{
     Buckets, DeviceState, ExportState, LOST_ON_WIRE, LatencyState, OtherDeviceState, PolicyState, PortClaims,
-    PortState, Reasons, RuleState, SinkState, SinkTrafficState, State, TOP_FLOWS_MAX,
+    PortState, Reasons, RecordsState, RuleState, SinkState, SinkTrafficState, State, TOP_FLOWS_MAX,
     TopFlowState, WorkerState, WorkerThreadState,
 };
 use crate::telemetry::accounting::{self, InFlight};
@@ -108,6 +108,12 @@ pub(super) fn of(observer: &Observer, drops: Option<Arc<[DropTotals]>>, moment: 
         log_lines_dropped: observer.log.dropped_lines(),
         traced_packets: observer.traces.packets(),
         trace_differences: observer.traces.differing(),
+        records: RecordsState {
+            written: observer.records.written(),
+            suppressed: observer.records.suppressed(),
+            failed: observer.records.failed(),
+            last_file: observer.records.last_file(),
+        },
         accounting: accounting::check(&ports, &rules, &workers, &in_flight),
         profile: stage_times::of(observer.soft_nic(), &snapshots),
         rules,
