@@ -211,9 +211,8 @@ impl RecordKeeper {
     /// Measures what the triggers look at. The counts of rules are those of the state, which takes time for
     /// many rules: they are read only if a trigger needs them.
     fn measure(&self, triggers: Vec<RecorderTrigger>) -> Vec<(RecorderTrigger, Measured)> {
-        let needs = |is_needed: fn(&RecorderTrigger) -> bool| triggers.iter().any(is_needed);
-        let rules = needs(|trigger| matches!(trigger, RecorderTrigger::RulePackets { .. }));
-        let rules = rules.then(|| self.observer.state().rules).unwrap_or_default();
+        let is_of_rule = |trigger: &RecorderTrigger| matches!(trigger, RecorderTrigger::RulePackets { .. });
+        let rules = if triggers.iter().any(is_of_rule) { self.observer.state().rules } else { Vec::new() };
         let sinks = Arc::clone(&self.observer.board.read().sinks).progress();
         let is_stalled = self.observer.health.stalled().iter().any(|part| matches!(part, Part::Worker(_)));
         let value = |trigger: &RecorderTrigger| match trigger {
@@ -268,7 +267,9 @@ fn write(
     }
     let record = recorder.copy(&RecordFilter::default()).map_err(io::Error::other)?;
     let (before, after) = NAME;
-    let path = folder.join(format!("{before}{now_seconds:010}{after}"));
+    // Two records of one second have different names.
+    let mut names = (now_seconds..).map(|second| folder.join(format!("{before}{second:010}{after}")));
+    let path = names.find(|path| !path.exists()).unwrap_or_default();
     let mut file = WholeFile::create(&path)?;
     record.write(reason, &mut file)?;
     file.finish()?;
@@ -283,6 +284,8 @@ fn remove_old(folder: &Path, files_max: usize, bytes_max: u64) -> io::Result<()>
         let entry = entry?;
         let name = entry.file_name();
         let is_record = name.to_str().is_some_and(|name| {
+            // One that a daemon which was killed has not finished counts as well.
+            let name = name.strip_suffix(".partial").unwrap_or(name);
             let number = name.strip_prefix(NAME.0).and_then(|rest| rest.strip_suffix(NAME.1));
             number
                 .is_some_and(|number| number.len() >= 10 && number.bytes().all(|byte| byte.is_ascii_digit()))
