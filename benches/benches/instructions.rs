@@ -4,9 +4,9 @@
 //!
 //! The engine parses 64 packets at a time, finds their rules, and copies them into posted buffers; the worker
 //! takes them, finds their classes, counts them and posts the buffers again; with the sink `forward` it also
-//! queues them to be sent, which the engine does. valgrind offers AVX2, not AVX-512, so what is counted is
-//! the path of processors without it. A budget is the count when it was set, and a tenth more. `make budgets
-//! UPDATE=1` sets them anew.
+//! queues them to be sent, which the engine does; with the recorder it copies their first octets. valgrind
+//! offers AVX2, not AVX-512, so what is counted is the path of processors without it. A budget is the count
+//! when it was set, and a tenth more. `make budgets UPDATE=1` sets them anew.
 //!
 //! `make budgets-mlx5` counts the worker on rdma-core's provider for an mlx5 (`softnic exec --method mlx5`):
 //! with that provider's functions, which post and poll, and directly (`device.receive`). The provider is the
@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use program::{ForwardSink, SinkKind};
+use program::{ForwardSink, RecorderRing, SinkKind};
 use softnic::Drive;
 use steerd_benches::Rig;
 use steerd_benches::daemon::Provider;
@@ -51,20 +51,32 @@ struct HotPath {
     name: &'static str,
     rules: usize,
     flows: usize,
-    /// Whether the packets are sent again, by the sink `forward`.
-    forwards: bool,
+    /// Where the packets go.
+    target: Target,
     provider: Provider,
     /// The function of this program in which instructions are counted.
     counted: &'static str,
 }
 
-const PATHS: [HotPath; 6] = [
+/// Where the packets of a path go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Target {
+    /// They are counted only.
+    Counters,
+    /// They are sent again, by the sink `forward`.
+    Forward,
+    /// The recorder keeps them.
+    Recorder,
+}
+
+const PATHS: [HotPath; 7] = [
     HotPath::new("engine, 1 rule, 10^3 flows", 0, 1000, "run_engine"),
     HotPath::new("engine, 1000 rules, 10^3 flows", 1000, 1000, "run_engine"),
     HotPath::new("engine, 1000 rules, 10^5 flows", 1000, 100_000, "run_engine"),
     HotPath::new("worker", 0, 1000, "run_worker"),
     HotPath::forwarding("engine, sink forward", "run_engine"),
     HotPath::forwarding("worker, sink forward", "run_worker"),
+    HotPath { target: Target::Recorder, ..HotPath::new("worker, recorder", 0, 0, "run_worker") },
 ];
 
 /// With this argument, those of [`MLX5_PATHS`].
@@ -79,11 +91,11 @@ const MLX5_PATHS: [HotPath; 4] = [
 
 impl HotPath {
     const fn new(name: &'static str, rules: usize, flows: usize, counted: &'static str) -> Self {
-        Self { name, rules, flows, forwards: false, provider: Provider::SoftNic, counted }
+        Self { name, rules, flows, target: Target::Counters, provider: Provider::SoftNic, counted }
     }
 
     const fn forwarding(name: &'static str, counted: &'static str) -> Self {
-        Self { name, rules: 0, flows: 0, forwards: true, provider: Provider::SoftNic, counted }
+        Self { target: Target::Forward, ..Self::new(name, 0, 0, counted) }
     }
 
     const fn on(self, provider: Provider) -> Self {
@@ -186,7 +198,13 @@ fn run(path: &HotPath, folder: &Path) {
         return;
     }
     println!("{TAKEN} {PACKETS}");
-    if path.forwards {
+    if path.target == Target::Recorder {
+        let mut rig = Rig::new(FRAME_BYTES, 1, Drive::Manual, None);
+        let _opened = rig.plane.record(RecorderRing { memory_bytes: 1 << 20, snap_bytes: 128 });
+        run_pulses(&mut rig);
+        return;
+    }
+    if path.target == Target::Forward {
         let mut rig = Rig::new(FRAME_BYTES, 1, Drive::Manual, None);
         let options = ForwardSink { port: Some(1), swap_macs: true, ..ForwardSink::default() };
         let _opened = rig.plane.open_sink(SinkKind::Forward(options));
@@ -208,7 +226,7 @@ fn run(path: &HotPath, folder: &Path) {
 /// A worker whose device works on its own: it takes what has arrived while it slept.
 fn run_backlogs(path: &HotPath) {
     let mut worker = BackloggedWorker::on(path.provider, FRAME_BYTES, 0, FILL_TIME);
-    if path.forwards {
+    if path.target == Target::Forward {
         worker = worker.forwarding();
     }
     let taken = |worker: &mut BackloggedWorker, most: usize, run: fn(&mut BackloggedWorker) -> usize| {

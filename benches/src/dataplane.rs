@@ -6,8 +6,8 @@ use std::sync::Arc;
 use control::{Controller, Device, DigestedProgram, FlowChanges};
 use device_model::DeviceModel;
 use policy::{NoFiles, Source};
-use program::{ChangeStage, Program, SinkId, SinkKind, WorkerId};
-use worker::sinks::{Environment, Opened, SinkError};
+use program::{ChangeStage, Program, RecorderRing, RecorderSpec, SinkId, SinkKind, WorkerId};
+use worker::sinks::{Environment, Opened, SinkError, recorder};
 use worker::{Idle, ReceiveKind, SharedStage, SinkMap, Slot, Worker, WorkerConfig};
 
 /// All of the generator's frames are delivered.
@@ -120,6 +120,28 @@ impl Dataplane {
         }
         self.install_with_sinks(&program, &map);
         Ok(opened)
+    }
+
+    /// Lets the workers record the packets of all rules. What it returns must be dropped before the rig.
+    ///
+    /// # Panics
+    /// If there is no memory, or the device refuses the program.
+    #[must_use]
+    pub fn record(&mut self, ring: RecorderRing) -> Opened {
+        let arenas: Vec<_> = self.workers.iter().map(|worker| worker.config().arena(0)).collect();
+        let mut opened = recorder::open(ring, &arenas, self.device.context()).expect("memory");
+        let mut program = (*program(ONE_RULE, self.workers.len())).clone();
+        program.recorder = Some(RecorderSpec { ring, rules: None, triggers: Vec::new() });
+        let program = Arc::new(program);
+        let slot = Slot::of(0).expect("the first place");
+        let map = Arc::new(SinkMap::new(1, &program, &[]));
+        opened.hub.announce(&map, &program);
+        for (worker, endpoint) in self.workers.iter().zip(opened.endpoints.drain(..)) {
+            worker.control().place_sink(slot, Some(endpoint));
+        }
+        map.attach_recorder(slot);
+        self.install_with_sinks(&program, &map);
+        opened
     }
 
     /// Opens a sink for the workers without giving it packets. What it returns must be dropped before the

@@ -111,6 +111,7 @@ pub fn protection_from_rule(policy: &Policy, matches: Match) -> Vec<Protected> {
         protect: policy.protect.clone(),
         set_sizes: Vec::new(),
         runtime: None,
+        recorder: None,
         tests: Vec::new(),
     })
 }

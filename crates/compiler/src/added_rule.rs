@@ -107,6 +107,7 @@ impl Job<'_> {
             set_sizes: Vec::new(),
             tests: Vec::new(),
             runtime: Some(runtime),
+            recorder: None,
         };
         policy.insert_at_run_time(added.rules.clone());
         let job = Job { policy: &policy, previous: None, weights: None, ..*self };

@@ -38,6 +38,7 @@
 //!     untagged: None,
 //!     exceptions: Vec::new(),
 //!     runtime: None,
+//!     recorder: None,
 //!     default: Verdict::Kernel,
 //!     priorities_used: 0,
 //! };

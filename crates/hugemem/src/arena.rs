@@ -6,6 +6,7 @@ use std::io;
 use std::ops::{Deref, DerefMut, Range};
 use std::path::PathBuf;
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use stable_deref_trait::StableDeref;
@@ -99,6 +100,14 @@ impl Arena {
         // SAFETY: the range is mapped writable, and since it was in the free list, no block refers to it.
         unsafe { start.write_bytes(0, range.len()) };
         Some(Block { start, bytes, range, arena: Arc::clone(self) })
+    }
+
+    /// Carves so many words of 0, which threads may read and write at the same time.
+    ///
+    /// `None` for the reasons of [`Arena::carve`].
+    pub fn carve_words(self: &Arc<Self>, words: usize) -> Option<AtomicWords> {
+        let bytes = words.checked_mul(size_of::<AtomicU64>())?;
+        self.carve(bytes, WORDS_ALIGN).map(AtomicWords)
     }
 
     /// A panic elsewhere cannot leave the list half changed: it has no panicking step between its changes.
@@ -200,6 +209,30 @@ impl DerefMut for Block {
 impl Drop for Block {
     fn drop(&mut self) {
         self.arena.free_list().give_back(self.range.clone());
+    }
+}
+
+/// Words begin at a cache line.
+const WORDS_ALIGN: usize = 64;
+const _: () = assert!(WORDS_ALIGN.is_multiple_of(align_of::<AtomicU64>()));
+
+/// A block as a row of atomic words, for one thread that writes while others read.
+#[derive(Debug)]
+pub struct AtomicWords(Block);
+
+// SAFETY: the only access to the block's bytes through `&self` is by `AtomicU64`, which any thread may use.
+unsafe impl Sync for AtomicWords {}
+
+impl Deref for AtomicWords {
+    type Target = [AtomicU64];
+
+    fn deref(&self) -> &[AtomicU64] {
+        let Self(block) = self;
+        let words = block.bytes / size_of::<AtomicU64>();
+        // SAFETY: `carve_words` carved `block` with a start that is aligned to `WORDS_ALIGN`, and all of its
+        // bytes are initialised, in place and only this value's until it is dropped. Nothing makes a
+        // reference to plain bytes of the block: it is private, and `carve` has written it before.
+        unsafe { std::slice::from_raw_parts(block.start.as_ptr().cast(), words) }
     }
 }
 

@@ -26,7 +26,7 @@ mod mapping;
 mod page_kind;
 mod prefetch;
 
-pub use arena::{Arena, ArenaOptions, Block};
+pub use arena::{Arena, ArenaOptions, AtomicWords, Block};
 pub use error::{HugememError, HugememWarning};
 pub use forecast::ArenaForecast;
 pub use page_kind::{PageKind, UnknownPageKind};

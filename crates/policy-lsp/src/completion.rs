@@ -144,7 +144,7 @@ fn values(path: &[String], files: &[PolicyFile]) -> Vec<Proposal> {
     found.extend(kinds.into_iter().flat_map(strings));
     if matches!(
         (path.first().map(String::as_str), last),
-        (Some("tests"), "rule") | (Some("runtime"), "before")
+        (Some("tests"), "rule") | (Some("runtime"), "before") | (Some("recorder"), "rule" | "rules")
     ) {
         found.push(Proposal::value("\"default\"".to_owned(), "packets that match no rule"));
     }
@@ -163,11 +163,16 @@ fn name_kinds(path: &[String]) -> Vec<NameKind> {
     let path: Vec<&str> = path.iter().map(String::as_str).collect();
     match &*path {
         ["default" | "default_multicast"] | [.., "steer" | "copy" | "sniff"] => vec![NameKind::Group],
-        ["groups", _, "sinks"] | ["rules", "sinks"] => vec![NameKind::Sink],
+        ["groups", _, "sinks"] | ["rules", "sinks"] | ["recorder", "triggers", "sink"] => {
+            vec![NameKind::Sink]
+        }
         ["rules", "match", ..] | ["tests", "every", ..] | ["protect", ..] | ["sets", ..] => {
             vec![NameKind::Set]
         }
-        ["tests", "rule"] | ["runtime", "before"] => vec![NameKind::Rule],
+        ["tests", "rule"]
+        | ["runtime", "before"]
+        | ["recorder", "rules"]
+        | ["recorder", "triggers", "rule"] => vec![NameKind::Rule],
         ["tests", "group"] => vec![NameKind::Group],
         _ => Vec::new(),
     }

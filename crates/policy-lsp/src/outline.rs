@@ -115,6 +115,7 @@ impl Collector<'_> {
                 "tests" => self.each(value, Self::test),
                 "default" | "default_multicast" => self.action(value, true),
                 "runtime" => self.runtime(value),
+                "recorder" => self.recorder(value),
                 "protect" => self.strings(NameKind::Set, value),
                 "includes" => {
                     let list = value.get_ref().as_array().into_iter().flat_map(|list| list.iter());
@@ -205,6 +206,19 @@ impl Collector<'_> {
         let actions = table.get("actions").and_then(|actions| actions.get_ref().as_array());
         for action in actions.into_iter().flat_map(|actions| actions.iter()) {
             self.action(action, false);
+        }
+    }
+
+    fn recorder(&mut self, value: &Value<'_>) {
+        let Some(table) = value.get_ref().as_table() else { return };
+        if let Some(rules) = table.get("rules") {
+            self.strings(NameKind::Rule, rules);
+        }
+        let triggers = table.get("triggers").and_then(|triggers| triggers.get_ref().as_array());
+        let triggers = triggers.into_iter().flat_map(|triggers| triggers.iter());
+        for trigger in triggers.filter_map(|trigger| trigger.get_ref().as_table()) {
+            trigger.get("rule").into_iter().for_each(|rule| self.strings(NameKind::Rule, rule));
+            trigger.get("sink").into_iter().for_each(|sink| self.strings(NameKind::Sink, sink));
         }
     }
 

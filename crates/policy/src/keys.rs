@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use packet::{FIELDS, Form};
 use program::{
     APP_CLIENT_MIB, APP_CLIENTS_MAX, APP_RING_SIZES, APP_RINGS_MAX, CaptureSink, FlowExport, KernelSink,
-    RUNTIME_RULES_MAX, SourceLimit,
+    RUNTIME_RULES_MAX, RecorderRing, SourceLimit,
 };
 
 use crate::policy::{self, MAX_LABEL, MAX_LABEL_CLASS, MAX_SET_VALUES, MAX_TABLE_SIZE, PRIORITIES, VERSION};
@@ -100,6 +100,7 @@ pub(crate) const POLICY: &[Key] = &[
         Shape("runtime"),
         "Rules that may be added while the policy is in force; none if left out.",
     ),
+    key("recorder", Shape("recorder"), "The packets that workers keep in memory; none if left out."),
     key("rules", ListOf("rule"), "The first that matches decides."),
     key("tests", ListOf("test"), "Packets, and the decision that the policy is to make about them."),
 ];
@@ -428,6 +429,26 @@ pub(crate) const RUNTIME: &[Key] = &[
         TableOf("rule_count"),
         "The most rules of further users, by user id, who may then add and remove their own.",
     ),
+];
+
+pub(crate) const RECORDER: &[Key] = &[
+    required("memory", Text, "The memory of all workers together, e.g. \"256 MiB\"."),
+    key("snap", within(RecorderRing::SNAP_BYTES), "Octets of a packet that are kept; 128 if left out."),
+    key(
+        "rules",
+        ListOf("rule_name"),
+        "The rules whose packets are kept; all packets that workers decide if left out.",
+    ),
+    key("triggers", ListOf("trigger"), "The conditions under which a record is written to a file."),
+];
+
+/// The keys of a trigger, those of one condition side by side.
+pub(crate) const TRIGGER: &[Key] = &[
+    key("sink", Text, "A sink, with `drops_per_second`."),
+    key("drops_per_second", Integer(1, MAX), "So many packets that the sink drops in a second, or more."),
+    key("rule", Text, "A rule, with `packets_per_second`."),
+    key("packets_per_second", Integer(1, MAX), "So many packets that the rule decides in a second, or more."),
+    key("worker_stalls", True, "A worker makes no progress."),
 ];
 
 pub(crate) const TEST: &[Key] = &[

@@ -14,6 +14,7 @@ mod policing;
 mod policy_tests;
 mod protect;
 mod reader;
+mod recorder;
 mod rules;
 mod runtime;
 mod sets;
@@ -32,7 +33,7 @@ use program::Match;
 use crate::diagnostics::{Diagnostic, Diagnostics, Place};
 use crate::hint::ProblemHint;
 use crate::keys;
-use crate::policy::{Action, Policy, RuleDefinition, RuntimeDefinition, VERSION};
+use crate::policy::{Action, Policy, RecorderDefinition, RuleDefinition, RuntimeDefinition, VERSION};
 use crate::policy_test::PolicyTest;
 use crate::protect::ProtectedMatch;
 use crate::source::{MAX_FILE_BYTES, NoFiles, SetLoader, Source};
@@ -49,6 +50,7 @@ use files::{File, Files, Texts, Walk};
 use groups::Groups;
 use policy_tests::TestNames;
 use reader::{Reader, Table};
+use recorder::RecorderNames;
 use rules::{RulePlaces, Rules};
 use sets::Sets;
 use sinks::Sinks;
@@ -231,6 +233,7 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
         default.map_or_else(|| (Action::Kernel, start()), |default| (default.action, default.place));
     let rules = rules.finish(multicast.map(|multicast| (multicast.action, multicast.place)));
     let runtime = runtime_rules(reader, found, &groups, &rules);
+    let recorder = recorder(reader, found, RecorderNames { rules: &rules, sinks: &sinks });
     reader.source = Arc::clone(main);
     let policy = Policy {
         source: Arc::clone(main),
@@ -244,6 +247,7 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
         rules,
         set_sizes: sets.sizes(),
         runtime,
+        recorder,
         tests,
     };
     if !reader.diagnostics.has_errors() && policy.carves_queues() {
@@ -256,24 +260,43 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
     policy
 }
 
-/// Reads `[runtime]`, which only one file may have.
+/// Reads `[runtime]`.
 fn runtime_rules(
     reader: &mut Reader,
     found: &[File<'_>],
     groups: &Groups,
     rules: &[RuleDefinition],
 ) -> Option<RuntimeDefinition> {
-    let mut given: Option<(Option<RuntimeDefinition>, Place)> = None;
+    table_of_one_file(reader, found, "runtime", |reader, key, value| {
+        runtime::read(reader, key, value, groups, rules)
+    })
+}
+
+/// Reads `[recorder]`.
+fn recorder(reader: &mut Reader, found: &[File<'_>], names: RecorderNames<'_>) -> Option<RecorderDefinition> {
+    table_of_one_file(reader, found, "recorder", |reader, key, value| {
+        recorder::read(reader, key, value, names)
+    })
+}
+
+/// Reads a table that only one file may have.
+fn table_of_one_file<T>(
+    reader: &mut Reader,
+    found: &[File<'_>],
+    name: &str,
+    read: impl Fn(&mut Reader, &reader::Key<'_>, &reader::Value<'_>) -> Option<T>,
+) -> Option<T> {
+    let mut given: Option<(Option<T>, Place)> = None;
     for file in found {
         reader.source = Arc::clone(&file.source);
-        let Some((key, value)) = file.document.get_key_value("runtime") else { continue };
+        let Some((key, value)) = file.document.get_key_value(name) else { continue };
         if let Some((_, first)) = &given {
-            given_twice(reader, value, "runtime", first);
+            given_twice(reader, value, name, first);
             continue;
         }
-        given = Some((runtime::read(reader, key, value, groups, rules), reader.place(key.span())));
+        given = Some((read(reader, key, value), reader.place(key.span())));
     }
-    given.and_then(|(runtime, _)| runtime)
+    given.and_then(|(table, _)| table)
 }
 
 /// Reads `[[tests]]` of all files.

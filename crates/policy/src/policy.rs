@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use packet::{HashFields, RssKey};
 use program::{
-    DescriptionText, GroupId, Match, Policing, RuntimeFields, RuntimeMatch, SinkId, SinkSpec, Verdict,
+    DescriptionText, GroupId, Match, Policing, RecorderSpec, RuntimeFields, RuntimeMatch, SinkId, SinkSpec,
+    Verdict,
 };
 
 use crate::diagnostics::Place;
@@ -74,6 +75,8 @@ pub struct Policy {
     pub set_sizes: Vec<SetSize>,
     /// The rules that may be added while it is in force; `None`: the text has no `[runtime]`.
     pub runtime: Option<RuntimeDefinition>,
+    /// The packets that workers keep in memory; `None`: the text has no `[recorder]`.
+    pub recorder: Option<RecorderDefinition>,
     /// In the order of the text, those of included files first.
     pub tests: Vec<PolicyTest>,
 }
@@ -152,6 +155,15 @@ pub struct RuntimeDefinition {
     pub device_rules_given: bool,
     /// The users that may add rules, beside those that may change what runs, each with its most rules.
     pub owners: BTreeMap<u32, u32>,
+    /// The place of its name.
+    pub place: Place,
+}
+
+/// `[recorder]`: the packets that workers keep in memory.
+#[derive(Clone, Debug)]
+pub struct RecorderDefinition {
+    /// The options.
+    pub recorder: RecorderSpec,
     /// The place of its name.
     pub place: Place,
 }

@@ -18,10 +18,26 @@ pub fn schema() -> Value {
     schema["$schema"] = json!("https://json-schema.org/draft/2020-12/schema");
     schema["title"] = json!("A steerd policy, version 1");
     schema["$defs"] = definitions();
+    for (name, keys) in TABLES {
+        schema["$defs"][name] = object(keys);
+    }
     schema
 }
 
-/// The values that keys refer to by name ([`Values::Shape`], [`Values::TableOf`], [`Values::ListOf`]).
+/// The tables of fixed keys that keys refer to by name.
+const TABLES: [(&str, &[Key]); 9] = [
+    ("group", keys::GROUP),
+    ("not", keys::NOT),
+    ("protect", keys::PROTECT),
+    ("recorder", keys::RECORDER),
+    ("rule", keys::RULE),
+    ("runtime", keys::RUNTIME),
+    ("set_file", keys::SET_FILE),
+    ("set_table", keys::SET_ITEMS),
+    ("test", keys::TEST),
+];
+
+/// The other values that keys refer to by name ([`Values::Shape`], [`Values::TableOf`], [`Values::ListOf`]).
 fn definitions() -> Value {
     let scalar = json!({ "type": ["string", "integer"] });
     let packets = LimitUnit::Packets.bursts();
@@ -46,7 +62,6 @@ fn definitions() -> Value {
         "default": { "anyOf": [{ "type": "string" }, one_of(&[keys::STEER])] },
         "file_name": { "type": "string" },
         "form": { "type": "string" },
-        "group": object(keys::GROUP),
         "hash": { "anyOf": [
             { "type": "string" },
             { "type": "array", "minItems": 1, "items": { "type": "string" } },
@@ -56,36 +71,31 @@ fn definitions() -> Value {
         "match": object_of(keys::MATCH.iter(), 1),
         "mpls": { "anyOf": [stack_entry, { "type": "array", "minItems": 1, "items": stack_entry }] },
         "mpls_entry": object_of(keys::MPLS.iter(), 1),
-        "not": object(keys::NOT),
         "packet_count": integer(0, i64::MAX as u64),
         "per": { "anyOf": [
             { "const": "source" },
             { "type": "string", "pattern": VARIABLE },
             object(keys::PER),
         ] },
-        "protect": object(keys::PROTECT),
         "protocols": { "anyOf": [scalar, { "type": "array", "items": scalar }] },
-        "rule": object(keys::RULE),
         "rule_count": integer(0, RUNTIME_RULES_MAX.into()),
-        "runtime": object(keys::RUNTIME),
+        "rule_name": { "type": "string" },
         "set": { "anyOf": [
             { "type": "array", "minItems": 1, "items": scalar },
             { "type": "string", "pattern": VARIABLE },
             reference("set_file"),
             reference("set_table"),
         ] },
-        "set_file": object(keys::SET_FILE),
         "set_items": { "anyOf": [
             { "type": "array", "items": scalar },
             { "type": "string", "pattern": VARIABLE },
         ] },
-        "set_table": object(keys::SET_ITEMS),
         "sink": { "anyOf": keys::SINKS.iter().map(|(kind, keys)| sink(kind, keys)).collect::<Vec<_>>() },
         "sink_names": { "anyOf": [
             { "type": "string" },
             { "type": "array", "items": { "type": "string" } },
         ] },
-        "test": object(keys::TEST),
+        "trigger": object_of(keys::TRIGGER.iter(), 1),
         "values": { "anyOf": [scalar, { "type": "array", "minItems": 1, "items": scalar }] },
         "vlan_change": one_of(keys::VLAN_CHANGE),
         "variable": { "type": ["string", "integer", "boolean", "array"] },

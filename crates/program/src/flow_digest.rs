@@ -174,6 +174,7 @@ mod tests {
             untagged: Some(ClassId(2)),
             exceptions: Vec::new(),
             runtime: None,
+            recorder: None,
             default: Verdict::Kernel,
             priorities_used: 1,
         }

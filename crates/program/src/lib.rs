@@ -44,6 +44,7 @@ mod print;
 mod program;
 mod question;
 mod ranges;
+mod recorder;
 mod rule_name;
 mod runtime;
 mod sink;
@@ -75,6 +76,7 @@ pub use program::{
     Placement, Program, RETIRED_RULES, RssQueue, Rule,
 };
 pub use ranges::{RangeSet, Word};
+pub use recorder::{RECORDER_RULES_MAX, RECORDER_TRIGGERS_MAX, RecorderRing, RecorderSpec, RecorderTrigger};
 pub use rule_name::RuleName;
 pub use runtime::{
     AddressPrefix, AddressPrefixError, ProtocolNumber, RUNTIME_ACTIONS_MAX, RUNTIME_FORMS_MAX, RUNTIME_RULES,

@@ -11,6 +11,7 @@ use crate::outcome::Outcome;
 use crate::program::{
     Class, Decide, Flow, FlowAction, FlowKind, Group, HashVariant, Placement, Program, RssQueue, Rule,
 };
+use crate::recorder::RecorderSpec;
 
 /// How many entries of a table are shown; the shares follow.
 const TABLE_SHOWN: usize = 8;
@@ -56,6 +57,14 @@ impl fmt::Display for Program {
         }
         for (index, sink) in self.sinks.iter().enumerate() {
             writeln!(f, "  {} {}: {}", SinkId::of(index), sink.name, sink.kind.name())?;
+        }
+        if let Some(RecorderSpec { ring, rules, .. }) = &self.recorder {
+            let rules = rules.as_ref().map_or_else(|| "all packets".to_owned(), |rules| rules.join(", "));
+            writeln!(
+                f,
+                "recorder: {} bytes, {} of each packet: {rules}",
+                ring.memory_bytes, ring.snap_bytes
+            )?;
         }
         writeln!(f, "queues")?;
         for (index, queue) in self.queues.iter().enumerate() {

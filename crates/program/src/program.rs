@@ -15,6 +15,7 @@ use crate::ids::{ClassId, GroupId, QueueId, RuleId, SinkId, WorkerId};
 use crate::outcome::{Outcome, Verdict};
 use crate::policing::Policing;
 use crate::predicate::Predicate;
+use crate::recorder::RecorderSpec;
 use crate::rule_name::RuleName;
 use crate::runtime::RuntimeRules;
 use crate::sink::{SinkKind, SinkSpec};
@@ -56,6 +57,8 @@ pub struct Program {
     pub exceptions: Vec<Exception>,
     /// The rules at run time that the policy allows, if it does.
     pub runtime: Option<RuntimeRules>,
+    /// The packets that workers keep in memory, if the policy has a recorder.
+    pub recorder: Option<RecorderSpec>,
     /// The verdict for unmatched packets.
     pub default: Verdict,
     /// How many hardware priorities the flows occupy, counted from 0.

@@ -6,11 +6,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use compiler::{Expansion, Job, cover_match};
 use device_model::{Dependence, DeviceModel};
 use packet::cube::{Cube, Image};
-use policy::policy::{Action, Direction, RuleDefinition};
+use policy::policy::{Action, Direction, RecorderDefinition, RuleDefinition};
 use policy::{Diagnostic, MAX_DIAGNOSTICS, Policy};
 use program::{
-    ClassId, Decide, Feature, FlowAction, GroupId, LimitShare, LimitUnit, Placement, Program, QueueId,
-    RangeSet, RuleId, Verdict, WorkerId,
+    ClassId, Decide, Feature, FlowAction, FlowKind, GroupId, LimitShare, LimitUnit, Placement, Program,
+    QueueId, RangeSet, RuleId, Verdict, WorkerId,
 };
 use serde::Serialize;
 
@@ -142,6 +142,7 @@ fn check_beside(
     foreign_packets(policy, tagged, &mut warnings);
     unused_groups(policy, program, &mut warnings);
     counted_only(policy, program, &mut warnings);
+    warnings.extend(unrecorded(policy, program));
     small_bursts(policy, program, &mut warnings);
     exceeded_limits(policy, tagged, &mut warnings);
     warnings.sort_by_key(|warning| (warning.line, warning.column));
@@ -168,6 +169,31 @@ fn counted_only(policy: &Policy, program: &Program, warnings: &mut Vec<Diagnosti
     let hint =
         "add sinks = [\"NAME\"] and [sinks.NAME]; a sink of kind = \"count\" says that counting is all";
     warnings.push(first.place.warning(message, "no sinks").hint(hint));
+}
+
+/// Notes which rules a recorder does not see all packets of: those that the device drops, or leaves to the
+/// host, reach no worker.
+fn unrecorded(policy: &Policy, program: &Program) -> Option<Diagnostic> {
+    let RecorderDefinition { recorder, place } = policy.recorder.as_ref()?;
+    let is_recorded =
+        |name: &str| recorder.rules.as_ref().is_none_or(|rules| rules.iter().any(|rule| rule == name));
+    let drops = |flow: &&program::Flow| flow.action == FlowAction::Drop && flow.kind == FlowKind::Normal;
+    let mut unseen: BTreeSet<RuleId> = program.flows.iter().filter(drops).map(|flow| flow.rule).collect();
+    // Without a list only drops are named: that others stay with the host is what they are for.
+    if recorder.rules.is_some() {
+        unseen.extend(program.exceptions.iter().map(|exception| exception.rule));
+    }
+    let names = unseen.iter().filter_map(|rule| program.rules.get(rule.index()));
+    let mut names = names.map(|rule| rule.name.as_str()).filter(|name| is_recorded(name));
+    let first = names.next()?;
+    let more = names.count();
+    let others = if more > 0 { format!(" and of {more} more") } else { String::new() };
+    let message = format!(
+        "the recorder does not see packets of `{first}`{others} that the device drops or leaves to the host"
+    );
+    let hint = "they reach no worker: to record them, put a rule with action = { copy = \"GROUP\" } before it, where the \
+                device copies";
+    Some(place.warning(message, "recorded here").hint(hint))
 }
 
 /// Warns of limits whose burst has no packet for each worker, or fewer bytes than a usual frame: one that has

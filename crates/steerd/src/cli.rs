@@ -82,6 +82,8 @@ pub(crate) enum Command {
     /// Show the ways that packets take through the running daemon, and compare each with the way that
     /// `explain` computes; exit code 1 if one differs.
     Trace(TraceArgs),
+    /// Write the packets that the recorder of the running daemon has kept to a file or a pipe as pcapng.
+    Record(RecordArgs),
     /// Write man pages and shell completions into a folder.
     #[command(hide = true)]
     Generate {
@@ -776,6 +778,23 @@ pub(crate) struct TraceArgs {
     pub(crate) api: ApiArgs,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example: steerd record --last 10s 'dst_port = 53' -w before.pcapng")]
+pub(crate) struct RecordArgs {
+    /// The packets, by the keys of a `match` of a policy, e.g. 'dst_port = 53, src = "10.0.0.0/8"'; by
+    /// default all.
+    #[arg(value_name = "MATCH")]
+    pub(crate) matches: Option<String>,
+    /// Only packets of this last time; by default all that are kept.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) last: Option<Duration>,
+    /// The file, which is replaced as a whole; "-" for standard output.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) write: PathBuf,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
 }
 
 #[derive(Debug, Args)]

@@ -15,6 +15,7 @@ pub(crate) mod history;
 pub(crate) mod import;
 pub(crate) mod lsp;
 pub(crate) mod plan;
+pub(crate) mod record;
 pub(crate) mod reload;
 pub(crate) mod report;
 pub(crate) mod rule;

@@ -21,6 +21,7 @@ mod page;
 pub(crate) mod placement;
 pub(crate) mod preflight;
 mod processor;
+mod records;
 pub(crate) mod reload;
 pub(crate) mod rules;
 mod servers;
@@ -50,6 +51,7 @@ use crate::daemon::health::{Change, Monitor};
 use crate::daemon::history::{History, PastPolicy};
 use crate::daemon::nic_drops::NicDrops;
 use crate::daemon::observer::{Observer, unix_seconds};
+use crate::daemon::records::RecordKeeper;
 use crate::daemon::reload::{Parts, Reloader, WAITERS_MAX};
 use crate::daemon::rules::LiveRules;
 use crate::daemon::servers::Servers;
@@ -116,7 +118,7 @@ fn steer(
     let Some(steering) = start(args, loaded, signals, log, &history)? else { return Ok(()) };
     let (reloads, asked) = channel::bounded(WAITERS_MAX);
     let observer = &steering.observer;
-    let saved_rules = state.map(|folder| folder.join("rules.json"));
+    let saved_rules = state.as_ref().map(|folder| folder.join("rules.json"));
     let rules = LiveRules::new(Arc::clone(observer), steering.owner.commands.clone(), saved_rules);
     let rules = Arc::new(rules);
     let parts = Parts {
@@ -132,6 +134,10 @@ fn steer(
     };
     let ports = watch_ports(observer, loaded.settings.workers.timestamps)?;
     let view = start_view(observer, screen)?;
+    let records = {
+        let mut records = RecordKeeper::new(observer, state);
+        Background::start("records", move || records.tick())?
+    };
     let watch = watched.map(WatchedFiles::start).transpose()?;
     // Nothing that the daemon needs can be missing from here on.
     observer.health.set_steering(true);
@@ -146,6 +152,7 @@ fn steer(
         asked,
         parts: &parts,
         rules_clock: &rules_clock,
+        records: &records,
         ports: &ports,
         view: &view,
         watch: watch.as_ref(),
@@ -153,7 +160,7 @@ fn steer(
         stall,
     }
     .run(args);
-    drop((rules_clock, watch));
+    drop((rules_clock, records, watch));
     rules.save_last();
     let reporting = Reporting { servers, ports, view, screen, log, signals };
     stop(args.printed.format(), steering, reporting, ended)
@@ -311,6 +318,7 @@ struct Daemon<'d> {
     asked: Receiver<ReloadRequest>,
     parts: &'d Parts,
     rules_clock: &'d Background,
+    records: &'d Background,
     ports: &'d Background,
     view: &'d Background,
     /// The changes of the policy's files; `None`: they are not watched, or no longer.
@@ -339,6 +347,10 @@ impl Daemon<'_> {
                     self.watch.iter().for_each(|watch| watch.forget());
                     let wanted = Wanted::Reload(ReloadBody::default());
                     reloader.ask(ReloadRequest { wanted, by: "signal".to_owned(), waiter: None });
+                }
+                Some(Event::Record) => {
+                    observer.records.ask();
+                    self.records.wake();
                 }
                 Some(Event::Stop { why }) => {
                     tracing::info!("{why}: draining (a second Ctrl-C ends at once)");
@@ -376,6 +388,7 @@ impl Daemon<'_> {
                     watchdog.feed(progress);
                     self.ports.wake();
                     self.rules_clock.wake();
+                    self.records.wake();
                     self.view.wake();
                     if !args.keep_running && observer.wires_finished() {
                         tracing::info!("no port can receive anything more: ending (--keep-running goes on)");

@@ -28,6 +28,7 @@ mod state_file;
 mod telemetry;
 mod terminal;
 mod traffic;
+mod whole_file;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::panic::PanicHookInfo;
@@ -38,7 +39,7 @@ use clap::Parser;
 use cli::{Cli, Command};
 use commands::{
     Error, Outcome, capture, check, devices, diff, explain, flows, healthcheck, history, import, lsp, plan,
-    reload, report, rule, size, status, test, top, trace,
+    record, reload, report, rule, size, status, test, top, trace,
 };
 use daemon::{shutdown, signals};
 use terminal::output::{self, OutputError};
@@ -85,6 +86,7 @@ fn main() -> ExitCode {
         Command::Top(args) => top::run(&args).map(|()| Outcome::Success),
         Command::Capture(args) => capture::run(&args).map(|()| Outcome::Success),
         Command::Trace(args) => trace::run(&args),
+        Command::Record(args) => record::run(&args).map(|()| Outcome::Success),
         Command::Flows(args) => flows::run(&args).map(|()| Outcome::Success),
         Command::Generate { folder } => {
             let generated =

@@ -36,6 +36,8 @@ pub(crate) struct State {
     /// The packets that traces have shown, and those of them that took another way than `explain` computes.
     pub(crate) traced_packets: u64,
     pub(crate) trace_differences: u64,
+    /// The records that the daemon has written by itself.
+    pub(crate) records: RecordsState,
     pub(crate) rules: Vec<RuleState>,
     pub(crate) workers: Vec<WorkerState>,
     pub(crate) sinks: Vec<SinkState>,
@@ -44,6 +46,17 @@ pub(crate) struct State {
     /// The engine and the workers; `None` without `--stage-times`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) profile: Option<Vec<ThreadProfile>>,
+}
+
+/// Records of the recorder that triggers and signals asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct RecordsState {
+    pub(crate) written: u64,
+    /// How often a condition began within a minute after a record.
+    pub(crate) suppressed: u64,
+    pub(crate) failed: u64,
+    /// `None`: none was written yet.
+    pub(crate) last_file: Option<String>,
 }
 
 /// The time of a thread, by stage.

@@ -42,6 +42,7 @@ pub const POLICY_PAGES: &str = concat!(
     include_str!("../../../docs/reference/policy/editors.md"),
     include_str!("../../../docs/reference/policy/limits.md"),
     include_str!("../../../docs/reference/policy/runtime.md"),
+    include_str!("../../../docs/reference/policy/recorder.md"),
 );
 
 /// Reports on stderr that `what` is not tested on this machine, and why. If the environment variable

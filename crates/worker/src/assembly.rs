@@ -175,12 +175,7 @@ fn arena_bytes(config: &WorkerConfig, cq_entries: u32) -> usize {
 }
 
 fn arena_options(config: &WorkerConfig, cq_entries: u32) -> ArenaOptions {
-    ArenaOptions {
-        bytes: arena_bytes(config, cq_entries),
-        pages: config.pages.clone(),
-        numa_node: config.memory_node(),
-        label: format!("worker {}", config.id.0),
-    }
+    config.arena(arena_bytes(config, cq_entries))
 }
 
 fn map_arena(config: &WorkerConfig, cq_entries: u32) -> Result<Arc<Arena>, Error> {

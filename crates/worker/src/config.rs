@@ -3,7 +3,7 @@
 use std::fs::DirEntry;
 use std::path::Path;
 
-use hugemem::PageKind;
+use hugemem::{ArenaOptions, PageKind};
 use program::WorkerId;
 
 use crate::error::Error;
@@ -123,6 +123,17 @@ impl WorkerConfig {
     #[must_use]
     pub fn memory_node(&self) -> Option<u32> {
         self.numa_node.or_else(|| self.core.and_then(node_of))
+    }
+
+    /// So many bytes of memory of its kinds of pages, on its NUMA node.
+    #[must_use]
+    pub fn arena(&self, bytes: usize) -> ArenaOptions {
+        ArenaOptions {
+            bytes,
+            pages: self.pages.clone(),
+            numa_node: self.memory_node(),
+            label: format!("worker {}", self.id.0),
+        }
     }
 
     /// The interrupt for its completion queue, on a device with so many.

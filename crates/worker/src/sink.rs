@@ -5,6 +5,7 @@
 //! log line per packet, and it never blocks. What it cannot take it counts by reason ([`SinkDrop`]). Sinks
 //! are made and freed by other threads: the worker takes and returns them between two iterations.
 
+use std::collections::HashSet;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Mutex, PoisonError};
@@ -397,6 +398,15 @@ impl SlotSet {
     pub fn contains(self, slot: Slot) -> bool {
         self.0 & slot.bit() != 0
     }
+
+    /// The set as a bit for each place.
+    pub(crate) fn bits(self) -> u64 {
+        self.0
+    }
+
+    pub(crate) fn of_bits(bits: u64) -> Self {
+        Self(bits)
+    }
 }
 
 /// Which sinks get the packets of a program's rules; one for all workers. The sinks of a rule can be changed
@@ -407,12 +417,37 @@ pub struct SinkMap {
     /// The places of the program's sinks.
     slots: Box<[Slot]>,
     /// The bits of sinks: by rule those that get the packets delivered for it; behind them the sink that gets
-    /// the packets of the kernel, those that get the packets that workers drop, and none.
+    /// the packets of the kernel, those that get the packets that workers drop, and none; then those of rules
+    /// at run time by action; then, if a recorder chooses rules, those of each rule for the packets that it
+    /// leaves to the kernel and for those that it drops.
     bits: Box<[AtomicU64]>,
     /// The number of rules.
     rules: usize,
+    /// Where the places of packets begin that are not delivered, if each rule has its own.
+    undelivered: Option<usize>,
+    recorded: RecordedRules,
     /// The bit of the sink that gets the packets of the kernel.
     kernel: u64,
+}
+
+/// The rules whose packets a recorder keeps.
+#[derive(Debug)]
+enum RecordedRules {
+    /// There is no recorder.
+    None,
+    All,
+    Listed(Box<[RuleId]>),
+}
+
+impl RecordedRules {
+    fn of(program: &Program) -> Self {
+        let Some(recorder) = &program.recorder else { return Self::None };
+        let Some(names) = &recorder.rules else { return Self::All };
+        let names: HashSet<&str> = names.iter().map(String::as_str).collect();
+        let rules = program.rules.iter().enumerate();
+        let is_listed = rules.filter(|(_, rule)| names.contains(rule.name.as_str()));
+        Self::Listed(is_listed.map(|(index, _)| RuleId::of(index)).collect())
+    }
 }
 
 impl SinkMap {
@@ -426,8 +461,15 @@ impl SinkMap {
         let runtime = runtime
             .map(|action| action.iter().flat_map(|action| &action.sinks).fold(0, |bits, id| bits | bit(id)));
         let dropped = program.sinks_of_dropped().fold(0, |bits, id| bits | bit(&id));
-        let bits = rules.chain([kernel, dropped, 0]).chain(runtime).map(AtomicU64::new).collect();
-        Self { generation, slots: slots.into(), bits, rules: program.rules.len(), kernel }
+        let mut bits: Vec<u64> = rules.chain([kernel, dropped, 0]).chain(runtime).collect();
+        let recorded = RecordedRules::of(program);
+        let undelivered = matches!(recorded, RecordedRules::Listed(_)).then_some(bits.len());
+        if undelivered.is_some() {
+            bits.extend([kernel, dropped].repeat(program.rules.len()));
+        }
+        let bits = bits.into_iter().map(AtomicU64::new).collect();
+        let rules = program.rules.len();
+        Self { generation, slots: slots.into(), bits, rules, undelivered, recorded, kernel }
     }
 
     /// A map without sinks.
@@ -460,6 +502,28 @@ impl SinkMap {
         self.bits.iter().for_each(|bits| _ = bits.fetch_and(!slot.bit(), Relaxed));
     }
 
+    /// Lets the recorder in `slot` get the packets that its program chooses from now on. Without a list of
+    /// rules these are all but copies that no rule matches.
+    pub fn attach_recorder(&self, slot: Slot) {
+        let place = |bits: &AtomicU64| _ = bits.fetch_or(slot.bit(), Relaxed);
+        match &self.recorded {
+            RecordedRules::None => {}
+            RecordedRules::All => {
+                let copies = self.rules + 2;
+                let wanted = self.bits.iter().enumerate().filter(|(index, _)| *index != copies);
+                wanted.for_each(|(_, bits)| place(bits));
+            }
+            RecordedRules::Listed(rules) => {
+                for rule in rules {
+                    self.attach(*rule, slot);
+                    let undelivered = [Verdict::Kernel, Verdict::Drop];
+                    let places = undelivered.map(|verdict| self.place(&Outcome { rule: *rule, verdict }));
+                    places.into_iter().filter_map(|index| self.bits.get(index)).for_each(place);
+                }
+            }
+        }
+    }
+
     /// The sinks of the program in these places; others can be there that are attached.
     pub fn sinks_in(&self, slots: SlotSet) -> impl Iterator<Item = SinkId> {
         let is_in = move |slot: &Slot| slots.contains(*slot);
@@ -487,9 +551,18 @@ impl SinkMap {
     pub(crate) fn place(&self, outcome: &Outcome) -> usize {
         match outcome.verdict {
             Verdict::Deliver(_) if outcome.rule.index() < self.rules => outcome.rule.index(),
-            Verdict::Kernel => self.rules,
-            Verdict::Drop => self.rules + 1,
+            Verdict::Kernel => self.undelivered(outcome.rule, 0),
+            Verdict::Drop => self.undelivered(outcome.rule, 1),
             Verdict::Deliver(_) | Verdict::Filtered => self.rules + 2,
+        }
+    }
+
+    /// The place of packets that a rule does not deliver: the first of the two for those of the kernel, the
+    /// second for dropped ones.
+    fn undelivered(&self, rule: RuleId, which: usize) -> usize {
+        match self.undelivered {
+            Some(first) if rule.index() < self.rules => first + 2 * rule.index() + which,
+            _ => self.rules + which,
         }
     }
 

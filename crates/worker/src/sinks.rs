@@ -14,6 +14,7 @@ pub mod handoff;
 mod kernel;
 mod outgoing;
 mod port;
+pub mod recorder;
 mod status;
 pub mod trace;
 
@@ -27,8 +28,10 @@ use verbs::{Context, Domain, RegisteredFrames};
 pub(crate) use self::count::cache_bytes;
 pub use self::count::{ExportStatistics, PacketSizes, TopFlow};
 pub use self::kernel::TapError;
+pub use self::recorder::RecorderReader;
 pub use self::status::{SinkStatus, StatusValue};
 use crate::sink::{FrameBudget, Sink, SinkCounters, SinkMap};
+use recorder::RecorderError;
 
 /// The device and the workers that sinks are opened for.
 pub struct Environment<'e> {
@@ -123,6 +126,11 @@ pub trait Hub: Send + Sync {
         None
     }
 
+    /// The packets that it keeps, if it is the recorder.
+    fn recorder(&self) -> Option<RecorderReader> {
+        None
+    }
+
     /// The export of its flows so far, if it exports them.
     fn export(&self) -> Option<ExportStatistics> {
         None
@@ -188,6 +196,9 @@ pub enum SinkError {
         #[source]
         source: std::io::Error,
     },
+    /// The recorder cannot be had.
+    #[error(transparent)]
+    Recorder(#[from] RecorderError),
     /// A capture cannot be written.
     #[error(
         "sink `{sink}`: cannot write captures to {}: {source} (hint: create the folder and let the user of the \

@@ -34,6 +34,7 @@ pub(crate) fn program(names: &[&str]) -> Arc<Program> {
         untagged: None,
         exceptions: Vec::new(),
         runtime: None,
+        recorder: None,
         default: Verdict::Kernel,
         priorities_used: 0,
     })

@@ -57,6 +57,7 @@ pub(crate) fn assemble(
         rules: rules(job, placed, &flow_counts, &class_of, &classes),
         exceptions: placed.prepared.exceptions.list(&placed.prepared.rules),
         runtime: runtime::rules(job),
+        recorder: job.policy.recorder.as_ref().map(|definition| definition.recorder.clone()),
         default: default_outcome(job, placed).verdict,
         groups: placed.prepared.groups.clone(),
         sinks: job.policy.sinks.iter().map(|definition| definition.sink.clone()).collect(),

@@ -108,6 +108,7 @@ fn program(lines: &[Line], limits: &Limits) -> Option<Arc<Program>> {
         untagged: None,
         exceptions: Vec::new(),
         runtime: None,
+        recorder: None,
         default: Verdict::Kernel,
         priorities_used: priorities.iter().map(|priority| priority + 1).max().unwrap_or(0),
     }))

@@ -1,6 +1,7 @@
 //! Arenas on the system as it is: nothing here reserves hugepages or changes a setting.
 
 use std::fs;
+use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
 use test_support::not_run;
@@ -251,4 +252,23 @@ proptest! {
         prop_assert_eq!(arena.free_bytes(), arena.bytes());
         prop_assert!(arena.carve(arena.bytes(), 1).is_some());
     }
+}
+
+#[test]
+fn threads_share_the_words_of_a_block() {
+    let arena = plain(1 << 16);
+    assert!(arena.carve_words(usize::MAX).is_none() && arena.carve_words(0).is_none());
+    let words = arena.carve_words(1000).unwrap();
+    assert!(words.len() == 1000 && words.iter().all(|word| word.load(Ordering::Relaxed) == 0));
+    std::thread::scope(|scope| {
+        for first in [0, 1] {
+            let words = &words;
+            scope.spawn(move || {
+                words.iter().skip(first).step_by(2).for_each(|word| word.store(7, Ordering::Relaxed));
+            });
+        }
+    });
+    assert!(words.iter().all(|word| word.load(Ordering::Relaxed) == 7));
+    drop(words);
+    assert_eq!(arena.free_bytes(), arena.bytes());
 }

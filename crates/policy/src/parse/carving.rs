@@ -23,6 +23,10 @@ pub(super) fn refuse(reader: &mut Reader, policy: &Policy) {
         let hint = "leave [runtime] out: change the file and reload";
         reader.push(runtime.place.error(message, "here").hint(hint));
     }
+    if let Some(recorder) = &policy.recorder {
+        let message = "a policy with queues has no recorder: no worker receives its packets";
+        reader.push(recorder.place.error(message, "here").hint("leave [recorder] out"));
+    }
     for rule in &policy.rules {
         let of_action = match rule.action {
             Action::Copy(_) | Action::Sniff(_) => Some(("copies packets", "use { steer = \"GROUP\" }")),

@@ -123,6 +123,12 @@ impl Sinks {
         list
     }
 
+    /// The name of one sink. Reports an unknown one.
+    pub(super) fn named(&self, reader: &mut Reader, value: &Value<'_>) -> Option<String> {
+        let name = reader.string(value, "the name of a sink")?;
+        self.find(reader, name, value).map(|_| name.to_owned())
+    }
+
     fn find(&self, reader: &mut Reader, name: &str, value: &Value<'_>) -> Option<SinkId> {
         if let Some(known) = self.index.get(name) {
             return *known;

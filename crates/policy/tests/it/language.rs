@@ -9,7 +9,7 @@ use packet::{DeepKey, Field, FlowKey, IpProtocol};
 use policy::policy::{Action, Direction, Policy};
 use policy::protect::ProtectedMatch;
 use policy::{Diagnostic, Diagnostics, LoadOptions, NoFiles, Source};
-use program::{LimitUnit, Policing, Predicate, RateLimit, SourceLimit};
+use program::{LimitUnit, Policing, Predicate, RateLimit, RecorderRing, RecorderTrigger, SourceLimit};
 
 type Files = BTreeMap<String, String>;
 
@@ -1039,6 +1039,60 @@ fn rules_at_run_time_have_a_place_forms_and_actions() {
     ] {
         let refused = policy(runtime).expect_err(runtime).to_string();
         assert!(refused.contains(message), "{runtime}: {refused}");
+    }
+}
+
+#[test]
+fn a_recorder_names_rules_and_conditions() {
+    let policy = |recorder: &str| {
+        let text = format!(
+            "version = 1\n[sinks.s]\nkind = 'count'\n[groups.a]\nworkers = 'all'\nsinks = 's'\n\
+             [[rules]]\nname = 'x'\nmatch = {{ dst_port = 80 }}\naction = 'steer a'\n{recorder}"
+        );
+        policy::parse(&Source::new("p.toml", text), &NoFiles).map(|(policy, _)| policy.recorder)
+    };
+    assert!(policy("").expect("a policy").is_none());
+    let read = |text: &str| policy(text).expect("a policy").expect("[recorder]").recorder;
+    let least = read("[recorder]\nmemory = '1 MiB'\n");
+    assert_eq!(least.ring, RecorderRing { memory_bytes: 1 << 20, snap_bytes: 128 });
+    assert!(least.rules.is_none() && least.triggers.is_empty());
+    let most = read(
+        "[recorder]\nmemory = '1024GiB'\nsnap = 14\nrules = ['default', 'x']\n\
+         [[recorder.triggers]]\nsink = 's'\ndrops_per_second = 1\n\
+         [[recorder.triggers]]\nrule = 'x'\npackets_per_second = 4_000_000_000\n\
+         [[recorder.triggers]]\nworker_stalls = true\n",
+    );
+    assert_eq!(most.ring, RecorderRing { memory_bytes: 1 << 40, snap_bytes: 14 });
+    assert_eq!(most.rules.expect("a list"), ["default", "x"]);
+    let triggers = [
+        RecorderTrigger::SinkDrops { sink: "s".to_owned(), per_second: 1 },
+        RecorderTrigger::RulePackets { rule: "x".to_owned(), per_second: 4_000_000_000 },
+        RecorderTrigger::WorkerStalls,
+    ];
+    assert_eq!(most.triggers, triggers);
+    let no_condition = "the trigger has no single condition";
+    for (lines, message) in [
+        ("snap = 64", "`recorder` has no `memory`"),
+        ("memory = '256 MB'", "`256 MB` is not a size"),
+        ("memory = ' MiB'", "` MiB` is not a size"),
+        ("memory = '0 MiB'", "`memory` is out of range"),
+        ("memory = '1025 GiB'", "`memory` is out of range"),
+        ("memory = '99999999999999999999 GiB'", "`memory` is out of range"),
+        ("memory = 256", "`memory` must be a string"),
+        ("memory = '1 MiB'\nsnap = 13", "`snap` is out of range"),
+        ("memory = '1 MiB'\nrules = []", "`rules` names no rule"),
+        ("memory = '1 MiB'\nrules = ['y']", "unknown rule `y`"),
+        ("memory = '1 MiB'\nrule = 'x'", "unknown key `rule`"),
+        ("memory = '1 MiB'\ntriggers = [{ sink = 't', drops_per_second = 1 }]", "unknown sink `t`"),
+        ("memory = '1 MiB'\ntriggers = [{ rule = 'y', packets_per_second = 1 }]", "unknown rule `y`"),
+        ("memory = '1 MiB'\ntriggers = [{ rule = 'x', packets_per_second = 0 }]", "is out of range"),
+        ("memory = '1 MiB'\ntriggers = [{ rule = 'x', drops_per_second = 1 }]", no_condition),
+        ("memory = '1 MiB'\ntriggers = [{ rule = 'x' }]", no_condition),
+        ("memory = '1 MiB'\ntriggers = [{}]", no_condition),
+        ("memory = '1 MiB'\ntriggers = [{ worker_stalls = false }]", "the trigger is off"),
+    ] {
+        let refused = policy(&format!("[recorder]\n{lines}\n")).expect_err(lines).to_string();
+        assert!(refused.contains(message), "{lines}: {refused}");
     }
 }
 

@@ -152,3 +152,26 @@ fn limits_that_workers_of_other_groups_exceed_are_warned_of() {
     );
     assert_eq!(warnings("g"), Vec::<String>::new());
 }
+
+#[test]
+fn rules_that_the_device_drops_are_not_recorded() {
+    let noted = |recorder: &str| {
+        let text = format!(
+            "version = 1\n{recorder}[groups.g]\nworkers = [0]\n\
+             [[rules]]\nname = \"ssh\"\nmatch = {{ dst_port = 22, protocol = \"tcp\" }}\naction = \"kernel\"\n\
+             [[rules]]\nname = \"scan\"\nmatch = {{ src = \"198.51.100.0/24\" }}\naction = \"drop\"\n\
+             [[rules]]\nname = \"web\"\nmatch = {{ dst_port = 443, protocol = \"tcp\" }}\naction = \"steer g\"\n"
+        );
+        warnings(&text).into_iter().filter(|warning| warning.contains("recorder")).collect::<Vec<_>>()
+    };
+    assert_eq!(noted(""), [""; 0]);
+    let all = noted("[recorder]\nmemory = \"1 MiB\"\n");
+    assert!(
+        all.len() == 1 && all[0].contains("does not see packets of `scan` that the device drops"),
+        "{all:?}"
+    );
+    let listed = |rules: &str| noted(&format!("[recorder]\nmemory = \"1 MiB\"\nrules = [{rules}]\n"));
+    assert_eq!(listed("\"web\""), [""; 0]);
+    let left = listed("\"ssh\", \"scan\"");
+    assert!(left[0].contains("of `ssh` and of 1 more"), "{left:?}");
+}

@@ -210,6 +210,20 @@ impl ApiClient {
         self.follow("/v1/traces", asked, is_over, data)
     }
 
+    /// Passes the packets that the recorder has kept to `data`, as [`ApiClient::capture`] does. `asked` has
+    /// the keys of POST /v1/records.
+    ///
+    /// # Errors
+    /// The daemon refuses, or does not answer.
+    pub fn record(
+        &self,
+        asked: &impl Serialize,
+        is_over: impl Fn() -> bool,
+        data: impl FnMut(&[u8]) -> io::Result<CaptureNext>,
+    ) -> Result<io::Result<()>, ApiError> {
+        self.follow("/v1/records", asked, is_over, data)
+    }
+
     /// Passes on the bytes of an answer that goes on until it is stopped.
     fn follow(
         &self,

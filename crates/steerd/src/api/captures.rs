@@ -1,5 +1,5 @@
-//! Captures of rules and of dropped packets, and traces, for clients of the API: the bytes go from the thread
-//! of the sink through a bounded channel to the answer.
+//! Captures of rules and of dropped packets, traces and records, for clients of the API: the bytes go from
+//! the thread of the sink through a bounded channel to the answer.
 //!
 //! If the client reads slowly the thread waits, the rings of the workers fill, and packets are dropped as
 //! `ring_full`; no worker ever waits. A capture ends when it is stopped, when its client goes away, or with
@@ -16,7 +16,7 @@ use hyper::body::{Body, Bytes, Frame};
 use tokio::sync::mpsc;
 use worker::Slot;
 
-use super::request::{CaptureBody, Refused, TraceBody};
+use super::request::{CaptureBody, RecordBody, Refused, TraceBody};
 use super::router::Daemon;
 
 /// The most captures at once: each takes a ring per worker.
@@ -24,13 +24,15 @@ const CAPTURES_MAX: usize = 8;
 /// The most writes of the sink's thread that wait for the client.
 const CHANNEL_WRITES: usize = 16;
 
-/// A capture or a trace that a client asks for.
+/// A capture, a trace or a record that a client asks for.
 #[derive(Clone, Debug)]
 pub(crate) enum Asked {
     /// The packets of a rule, or dropped ones.
     Capture(CaptureBody),
     /// The ways of packets.
     Trace(TraceBody),
+    /// The packets that the recorder has kept.
+    Record(RecordBody),
 }
 
 /// The captures that are running.
@@ -42,7 +44,7 @@ pub(super) struct Captures {
 #[derive(Default)]
 struct Open {
     last_id: u64,
-    /// `None` while it is being attached.
+    /// `None` while it is being attached, and of a record, which is not.
     slots: BTreeMap<u64, Option<Slot>>,
 }
 
@@ -58,7 +60,7 @@ impl Captures {
             if open.slots.len() >= CAPTURES_MAX {
                 return Err(Refused::new(
                     503,
-                    format!("{CAPTURES_MAX} captures and traces are running already"),
+                    format!("{CAPTURES_MAX} captures, traces and records are running already"),
                 ));
             }
             open.last_id += 1;
@@ -70,7 +72,9 @@ impl Captures {
         let running = Running { captures: Arc::clone(self), id };
         let (sender, bytes) = mpsc::channel(CHANNEL_WRITES);
         let slot = self.daemon.attach(id, asked, Box::new(Stream { sender }))?;
-        if !self.attached(id, slot) {
+        if let Some(slot) = slot
+            && !self.attached(id, slot)
+        {
             // Nothing else ends it: `stop` found no slot.
             self.daemon.detach(slot);
             return Err(Refused::new(409, format!("the capture {id} was stopped before it began")));
@@ -210,9 +214,14 @@ mod tests {
             unimplemented!("captures do not use it")
         }
 
-        fn attach(&self, id: u64, _asked: &Asked, _stream: Box<dyn Write + Send>) -> Result<Slot, Refused> {
+        fn attach(
+            &self,
+            id: u64,
+            _asked: &Asked,
+            _stream: Box<dyn Write + Send>,
+        ) -> Result<Option<Slot>, Refused> {
             assert!(self.captures.get().expect("set").stop(id), "it is known already");
-            Ok(Slot::of(3).expect("a place"))
+            Ok(Some(Slot::of(3).expect("a place")))
         }
 
         fn detach(&self, slot: Slot) {

@@ -25,6 +25,7 @@ pub(crate) const PATHS: &[(&str, &str)] = &[
     ("GET", "/v1/history"),
     ("POST", "/v1/captures"),
     ("POST", "/v1/traces"),
+    ("POST", "/v1/records"),
     ("DELETE", "/v1/captures/ID"),
 ];
 
@@ -67,6 +68,8 @@ pub(crate) enum Call<'r> {
     History,
     StartCapture,
     StartTrace,
+    /// The packets that the recorder has kept.
+    Record,
     /// Stops a capture or a trace; their numbers are of one sequence.
     StopCapture {
         id: u64,
@@ -77,7 +80,8 @@ impl Call<'_> {
     /// Whether it changes what runs, or shows packets.
     pub(crate) fn is_privileged(self) -> bool {
         let reloads = matches!(self, Self::Reload | Self::Confirm | Self::Rollback);
-        reloads || matches!(self, Self::StartCapture | Self::StartTrace | Self::StopCapture { .. })
+        let shows = matches!(self, Self::StartCapture | Self::StartTrace | Self::Record);
+        reloads || shows || matches!(self, Self::StopCapture { .. })
     }
 
     /// The most bytes of its body.
@@ -129,6 +133,7 @@ pub(crate) fn call<'r>(method: &str, path: &str, query: Option<&'r str>) -> Resu
         "/v1/history" => (Call::History, "GET, HEAD"),
         "/v1/captures" => (Call::StartCapture, "POST"),
         "/v1/traces" => (Call::StartTrace, "POST"),
+        "/v1/records" => (Call::Record, "POST"),
         _ => match path.strip_prefix("/v1/captures/").map(str::parse) {
             Some(Ok(id)) => (Call::StopCapture { id }, "DELETE"),
             _ => return Err(unknown(path)),
@@ -272,6 +277,18 @@ pub(crate) struct TraceBody {
     /// Only packets that are dropped or lost.
     #[serde(default)]
     pub(crate) dropped: bool,
+}
+
+/// A record: packets that the recorder has kept.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RecordBody {
+    /// The keys of a `match` of a policy; `None`: all packets.
+    #[serde(default, rename = "match")]
+    pub(crate) matches: Option<String>,
+    /// Only packets of so many last seconds; `None`: all that are kept.
+    #[serde(default)]
+    pub(crate) last_seconds: Option<f64>,
 }
 
 /// The most entries of a list of a body, as each takes more memory than its text.

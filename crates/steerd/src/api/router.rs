@@ -55,8 +55,14 @@ pub(crate) trait Daemon: Send + Sync {
 
     fn in_force(&self) -> InForce;
 
-    /// Lets a new capture or trace with this number write to `stream`. Waits for the workers.
-    fn attach(&self, id: u64, asked: &Asked, stream: Box<dyn io::Write + Send>) -> Result<Slot, Refused>;
+    /// Lets a new capture or trace with this number write to `stream`. Waits for the workers. `None`: of a
+    /// record, which ends by itself.
+    fn attach(
+        &self,
+        id: u64,
+        asked: &Asked,
+        stream: Box<dyn io::Write + Send>,
+    ) -> Result<Option<Slot>, Refused>;
 
     /// Ends it. Waits for the workers.
     fn detach(&self, slot: Slot);
@@ -244,6 +250,10 @@ impl Api {
             Call::StartTrace => {
                 let bytes = body(incoming, call.body_bytes_max()).await?;
                 self.start(|| request::options(&bytes).map(Asked::Trace), "application/x-ndjson")?
+            }
+            Call::Record => {
+                let bytes = body(incoming, call.body_bytes_max()).await?;
+                self.start(|| request::options(&bytes).map(Asked::Record), "application/x-pcapng")?
             }
             Call::StopCapture { id } => match computed(|| self.captures.stop(id))? {
                 true => json(&BTreeMap::from([("stopped", id)])),

@@ -120,6 +120,10 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         &[("steerd capture dns --write dns.pcapng --count 1000", "Capture packets of a rule.")],
     ),
     ("steerd trace", &[("steerd trace --count 10", "Show the ways of ten packets.")]),
+    (
+        "steerd record",
+        &[("steerd record --last 10s --write before.pcapng", "Write the packets of the last ten seconds.")],
+    ),
 ];
 
 /// The files of the service.
@@ -127,7 +131,7 @@ const FILES: &[(&str, &str)] = &[
     ("/etc/steerd/steerd.toml", "The settings of the service, see steerd.toml(5)."),
     ("/etc/steerd/policy.toml", "Its policy, see steerd-policy(5)."),
     ("/run/steerd/api.sock", "The socket of its API, which the commands about the running daemon use."),
-    ("/var/lib/steerd", "Its state: rules at run time and the policies that were in force."),
+    ("/var/lib/steerd", "Its state: rules at run time, records, and the policies that were in force."),
     ("/usr/share/doc/steerd", "The documentation, with example policies in examples."),
 ];
 
@@ -339,6 +343,8 @@ const TABLES: &[(&str, &str)] = &[
     ("vlan_change", "CHANGES OF VLAN TAGS"),
     ("protect", "PROTECTED PACKETS"),
     ("runtime", "RULES AT RUN TIME"),
+    ("recorder", "THE RECORDER"),
+    ("trigger", "TRIGGERS OF THE RECORDER"),
     ("test", "TESTS"),
     ("counts", "COUNTS OF A TEST"),
 ];

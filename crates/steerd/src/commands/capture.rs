@@ -1,7 +1,7 @@
 //! `steerd capture RULE -w FILE`: packets of a rule of the running daemon as pcapng, or with `--dropped`
 //! those that are dropped or lost, until Ctrl-C or a limit.
 
-mod blocks;
+pub(super) mod blocks;
 
 use std::fs::File;
 use std::io::{self, Write};

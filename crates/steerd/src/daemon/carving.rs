@@ -257,6 +257,9 @@ impl<N: NicFilters> CarvingDaemon<N> {
                     watch.into_iter().for_each(PolicyWatch::forget);
                     self.reload(policy_file::load(&self.source));
                 }
+                Some(Event::Record) => {
+                    tracing::warn!("SIGUSR1: there is no recorder: no worker receives packets")
+                }
                 Some(Event::Stop { why }) => {
                     tracing::info!("{why}: removing the filters");
                     return Ok(());

@@ -19,6 +19,7 @@ use crate::daemon::device::{OpenDevice, OutOfBuffer, Soft};
 use crate::daemon::device_events::EventCounts;
 use crate::daemon::health::{DownPort, Health, Part, Progress};
 use crate::daemon::libmlx5::PreloadedNic;
+use crate::daemon::records::RecordTotals;
 use crate::daemon::trace::TraceTotals;
 use crate::state::{RuleState, State};
 use crate::telemetry::logging::Log;
@@ -38,6 +39,7 @@ pub(crate) struct Observer {
     pub(super) frames: u64,
     pub(super) log: Log,
     pub(super) traces: Arc<TraceTotals>,
+    pub(super) records: Arc<RecordTotals>,
     /// The counts of asynchronous events that the device has reported.
     pub(super) events: EventCounts,
     /// The traffic of rules at run time, by their names in programs, that was counted in the device until

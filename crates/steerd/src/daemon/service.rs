@@ -3,16 +3,18 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use policy::policy::Direction;
 use program::{CaptureSink, CountSink, Predicate, SinkKind, SinkSpec, Verdict};
 use steerd_client::api::ApiFailure;
 use worker::Slot;
+use worker::sinks::recorder::{RecordFilter, since_ns};
 use worker::sinks::trace::{self, TraceOptions};
 use worker::sinks::{Opened, capture};
 
 use crate::api::model::PlanReport;
-use crate::api::request::{CaptureBody, Refused, TraceBody};
+use crate::api::request::{CaptureBody, RecordBody, Refused, TraceBody};
 use crate::api::rules::{Caller, ChangesRefused, RuleChanges, RuleList, RulesChanged};
 use crate::api::{self, Asked, InForce, model};
 use crate::daemon::page::{self, RuleFacts};
@@ -28,11 +30,13 @@ pub(super) struct Service {
     facts: RuleFacts,
     /// The address of the pages for monitoring.
     http: Option<SocketAddr>,
+    /// Shared with the thread that writes a record, if there is one.
+    recording: Arc<()>,
 }
 
 impl Service {
     pub(super) fn new(parts: Parts, http: Option<SocketAddr>) -> Self {
-        Self { parts, facts: RuleFacts::default(), http }
+        Self { parts, facts: RuleFacts::default(), http, recording: Arc::default() }
     }
 }
 
@@ -73,14 +77,20 @@ impl api::Daemon for Service {
         self.parts.observer.board.read().policy.for_api()
     }
 
-    fn attach(&self, id: u64, asked: &Asked, stream: Box<dyn io::Write + Send>) -> Result<Slot, Refused> {
+    fn attach(
+        &self,
+        id: u64,
+        asked: &Asked,
+        stream: Box<dyn io::Write + Send>,
+    ) -> Result<Option<Slot>, Refused> {
         match asked {
-            Asked::Capture(asked) => self.capture(id, asked, stream),
+            Asked::Capture(asked) => self.capture(id, asked, stream).map(Some),
             Asked::Trace(asked) => {
                 let written =
                     Written { name: &format!("(trace {id})"), form: TraceForm::Lines, snap_bytes: 0 };
-                self.trace(&written, asked, stream)
+                self.trace(&written, asked, stream).map(Some)
             }
+            Asked::Record(asked) => self.record(asked, stream).map(|()| None),
         }
     }
 
@@ -113,6 +123,22 @@ impl api::Daemon for Service {
     fn rules(&self, id: Option<&str>, state: &State) -> Result<RuleList, Refused> {
         self.parts.rules.list(id, state)
     }
+}
+
+/// The packets that the keys of a match choose; `None`: all.
+fn predicate(matches: Option<&str>) -> Result<Option<Predicate>, Refused> {
+    let matches = matches.map(|text| policy::parse_match("match", text)).transpose();
+    let matches = matches.map_err(|found| {
+        // The text around the conditions is not the caller's, so a place in it means nothing.
+        let first = found.list.into_iter().next();
+        let hint = first.as_ref().and_then(|problem| problem.hint.as_deref());
+        let hint = hint.map_or_else(String::new, |hint| format!(" (hint: {hint})"));
+        Refused::new(
+            400,
+            format!("match: {}{hint}", first.map_or_else(String::new, |problem| problem.message)),
+        )
+    })?;
+    Ok(matches.as_ref().map(Predicate::of))
 }
 
 /// How a trace is written.
@@ -168,19 +194,8 @@ impl Service {
         asked: &TraceBody,
         stream: Box<dyn io::Write + Send>,
     ) -> Result<Slot, Refused> {
-        let matches = asked.matches.as_deref().map(|text| policy::parse_match("match", text)).transpose();
-        let matches = matches.map_err(|found| {
-            // The text around the conditions is not the caller's, so a place in it means nothing.
-            let first = found.list.into_iter().next();
-            let hint = first.as_ref().and_then(|problem| problem.hint.as_deref());
-            let hint = hint.map_or_else(String::new, |hint| format!(" (hint: {hint})"));
-            Refused::new(
-                400,
-                format!("match: {}{hint}", first.map_or_else(String::new, |problem| problem.message)),
-            )
-        })?;
         let options = TraceOptions {
-            matches: matches.as_ref().map(Predicate::of),
+            matches: predicate(asked.matches.as_deref())?,
             one_in: asked.one_in.map_or(1, |one_in| one_in.max(1)),
             only_dropped: asked.dropped,
             frame_bytes: written.snap_bytes,
@@ -193,6 +208,37 @@ impl Service {
         let opened = trace::open(Box::new(writer), &options, context, observer.worker_count());
         let definition = SinkSpec { name, kind: SinkKind::Count(CountSink::default()) };
         self.attach_opened(definition, AttachedTo::All, opened)
+    }
+
+    /// Copies the packets of the recorder, and writes them on a thread of its own.
+    fn record(&self, asked: &RecordBody, mut stream: Box<dyn io::Write + Send>) -> Result<(), Refused> {
+        let matches = predicate(asked.matches.as_deref())?;
+        let last = asked.last_seconds.map(Duration::try_from_secs_f64).transpose();
+        let last = last.map_err(|error| Refused::new(400, format!("last_seconds: {error}")))?;
+        let recorder = self.parts.observer.board.read().sinks.recorder();
+        let recorder = recorder.ok_or_else(|| {
+            let why = "the policy in force has no recorder (hint: add [recorder] with `memory`, and reload)";
+            Refused::new(409, why)
+        })?;
+        // One at a time, as each takes the memory of a copy.
+        let recording = Arc::clone(&self.recording);
+        if Arc::strong_count(&recording) > 2 {
+            return Err(Refused::new(503, "another record is being written (hint: try again later)"));
+        }
+        let record = recorder.copy(&RecordFilter { since_ns: last.map_or(0, since_ns), matches });
+        let record = record.map_err(|error| {
+            let why = format!(
+                "no memory for a copy of the packets: {error} (hint: ask for fewer: `last_seconds`, `match`)"
+            );
+            Refused::new(503, why)
+        })?;
+        // A client that leaves ends it.
+        let write = move || {
+            let _ = record.write("packets that the recorder has kept", &mut stream);
+            drop(recording);
+        };
+        let thread = std::thread::Builder::new().name("record".to_owned()).spawn(write);
+        thread.map(drop).map_err(|error| Refused::new(503, error.to_string()))
     }
 
     fn attach_opened(

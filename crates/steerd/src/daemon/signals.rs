@@ -1,6 +1,7 @@
-//! Signals as events: SIGHUP reloads, SIGTERM and Ctrl-C end, a second Ctrl-C ends at once.
+//! Signals as events: SIGHUP reloads, SIGUSR1 asks for a record, SIGTERM and Ctrl-C end, a second Ctrl-C ends
+//! at once.
 //!
-//! The three are held back from the first statement of `main` ([`hold`]) until the daemon listens, also over
+//! They are held back from the first statement of `main` ([`hold`]) until the daemon listens, also over
 //! its second execution for libmlx5 (a mask and pending signals survive execve(2)). So a SIGHUP that comes
 //! early does not end the process, and a mask or an ignored signal of whoever started the process has no
 //! effect.
@@ -16,7 +17,7 @@ use std::time::Duration;
 
 use crossbeam::channel::{self, Receiver};
 use nix::sys::signal::{SigSet, Signal};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 
 use crate::daemon::shutdown::within;
 use crate::terminal::hang_up::Terminals;
@@ -36,13 +37,18 @@ pub(crate) const EXIT_FAILED: i32 = 70;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Reload,
-    Stop { why: &'static str },
+    /// The packets that the recorder has kept are to be written.
+    Record,
+    Stop {
+        why: &'static str,
+    },
 }
 
 /// Pending requests, one flag per kind: a second signal of a kind requests nothing new.
 #[derive(Debug, Default)]
 struct Pending {
     reload: AtomicBool,
+    record: AtomicBool,
     terminate: AtomicBool,
     interrupt: AtomicBool,
     hang_up: AtomicBool,
@@ -51,7 +57,10 @@ struct Pending {
 impl Pending {
     /// An end takes precedence over a reload.
     fn take(&self) -> Option<Event> {
-        self.stop().or_else(|| self.reload.swap(false, Ordering::AcqRel).then_some(Event::Reload))
+        let asked = |flag: &AtomicBool, event| flag.swap(false, Ordering::AcqRel).then_some(event);
+        self.stop()
+            .or_else(|| asked(&self.reload, Event::Reload))
+            .or_else(|| asked(&self.record, Event::Record))
     }
 
     /// Does not clear the flag.
@@ -76,7 +85,7 @@ pub(crate) struct Signals {
 
 /// The signals that are events.
 fn events() -> SigSet {
-    [Signal::SIGHUP, Signal::SIGTERM, Signal::SIGINT].into_iter().collect()
+    [Signal::SIGHUP, Signal::SIGTERM, Signal::SIGINT, Signal::SIGUSR1].into_iter().collect()
 }
 
 /// Holds the events back until [`release`], and lets a write beyond the limit of file sizes (RLIMIT_FSIZE)
@@ -98,7 +107,7 @@ pub(crate) fn release() {
 /// Starts to listen, and releases the events. One that came before counts, and a SIGHUP is kept until there
 /// is a policy to reload.
 pub(crate) fn listen() -> io::Result<Signals> {
-    let mut signals = signal_hook::iterator::Signals::new([SIGHUP, SIGTERM, SIGINT])?;
+    let mut signals = signal_hook::iterator::Signals::new([SIGHUP, SIGTERM, SIGINT, SIGUSR1])?;
     let pending = Arc::new(Pending::default());
     let terminals = Terminals::open();
     // One wake-up is enough for any number of flags.
@@ -110,6 +119,7 @@ pub(crate) fn listen() -> io::Result<Signals> {
             let flag = match signal {
                 SIGHUP if terminals.hung_up() => &flags.hang_up,
                 SIGHUP => &flags.reload,
+                SIGUSR1 => &flags.record,
                 SIGINT => &flags.interrupt,
                 _ => &flags.terminate,
             };

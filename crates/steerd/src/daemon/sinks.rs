@@ -11,9 +11,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use program::{Program, RuleId, SinkKind, SinkSpec};
+use hugemem::ArenaOptions;
+use program::{CountSink, Program, RecorderRing, RecorderSpec, RuleId, SinkKind, SinkSpec};
 use verbs::{Domain, RegisteredFrames};
-use worker::sinks::{self, Environment, Hub, Opened, Others, SinkError, capture};
+use worker::sinks::{self, Environment, Hub, Opened, Others, SinkError, capture, recorder};
 use worker::{FrameBudget, SinkMap, Slot, WorkerControl};
 
 use crate::daemon::device::OpenDevice;
@@ -28,6 +29,8 @@ const FRAMES_TIMEOUT: Duration = Duration::from_secs(1);
 /// The most programs that workers can have packets of: the one in force, the one that it replaced or that
 /// replaces it, and one of a map that they have not yet given up.
 const PROGRAMS_MAX: usize = 3;
+/// The name of the recorder in the state; no sink of a policy has it.
+pub(crate) const RECORDER: &str = "(recorder)";
 /// The most names of closed sinks whose counts are kept.
 const PAST_MAX: usize = 1024;
 
@@ -52,6 +55,8 @@ pub(crate) struct Sinks {
     domains: Vec<Domain>,
     budgets: Vec<Arc<FrameBudget>>,
     frames: Vec<RegisteredFrames>,
+    /// The kinds of pages and the node of each worker's memory.
+    arenas: Vec<ArenaOptions>,
     ports: Vec<u8>,
     /// The folder of the daemon's state.
     state: Option<PathBuf>,
@@ -89,6 +94,8 @@ pub(crate) enum AttachedTo {
     Rule(String),
     /// All packets that workers decide.
     All,
+    /// The packets that the recorder of the policy in force keeps.
+    Recorded(RecorderRing),
 }
 
 impl AttachedTo {
@@ -97,21 +104,33 @@ impl AttachedTo {
         match self {
             Self::Rule(name) => name,
             Self::All => "(all packets)",
+            Self::Recorded(_) => "(recorded packets)",
         }
     }
 
-    /// Whether it gets packets of this rule.
-    pub(crate) fn has(&self, rule: &program::Rule) -> bool {
+    /// Whether it gets packets of this rule of a program.
+    pub(crate) fn has(&self, program: &Program, rule: &program::Rule) -> bool {
         match self {
             Self::Rule(name) => rule.name == *name,
             Self::All => true,
+            Self::Recorded(_) => {
+                let listed = program.recorder.as_ref().and_then(|recorder| recorder.rules.as_ref());
+                listed.is_none_or(|names| names.iter().any(|name| rule.name == **name))
+            }
         }
+    }
+
+    /// Whether it is the recorder of a program.
+    fn records(&self, program: &Program) -> bool {
+        matches!((self, &program.recorder), (Self::Recorded(ring), Some(recorder)) if *ring == recorder.ring)
     }
 
     /// Gives a sink these packets of a program.
     fn attach(&self, program: &Program, map: &SinkMap, slot: Slot) {
         match self {
             Self::All => map.attach_to_all(slot),
+            Self::Recorded(_) if self.records(program) => map.attach_recorder(slot),
+            Self::Recorded(_) => {}
             Self::Rule(name) => {
                 rule_named(program, name).into_iter().for_each(|rule| map.attach(rule, slot));
             }
@@ -121,7 +140,7 @@ impl AttachedTo {
     /// Ends [`AttachedTo::attach`].
     fn detach(&self, program: &Program, map: &SinkMap, slot: Slot) {
         match self {
-            Self::All => map.detach_from_all(slot),
+            Self::All | Self::Recorded(_) => map.detach_from_all(slot),
             Self::Rule(name) => {
                 rule_named(program, name).into_iter().for_each(|rule| map.detach(rule, slot));
             }
@@ -132,7 +151,7 @@ impl AttachedTo {
 struct OpenSink {
     definition: SinkSpec,
     slot: Slot,
-    /// `None`: a policy names it.
+    /// `None`: it is a sink of a policy.
     attached_to: Option<AttachedTo>,
     hub: SharedHub,
     /// The hub's totals at the end of the workers.
@@ -152,7 +171,13 @@ impl Sinks {
         state: Option<PathBuf>,
     ) -> Self {
         let (list, programs, past) = (Vec::new(), Vec::new(), BTreeMap::new());
-        Self { workers, domains, budgets, frames, ports, state, list, programs, in_force: 0, past }
+        let arenas = Vec::new();
+        Self { workers, domains, budgets, frames, arenas, ports, state, list, programs, in_force: 0, past }
+    }
+
+    /// With memory of the workers for a recorder: a template for each, whose size does not count.
+    pub(crate) fn with_arenas(self, arenas: Vec<ArenaOptions>) -> Self {
+        Self { arenas, ..self }
     }
 
     /// Opens the sinks of a program that are not open yet. The result is published with the program; then
@@ -167,7 +192,9 @@ impl Sinks {
         generation: u64,
         sha256: &str,
     ) -> Result<Arc<SinkMap>, Error> {
-        let slots = match self.slots_of(device, program) {
+        let opened = self.slots_of(device, program);
+        let opened = opened.and_then(|slots| self.open_recorder(device, program).map(|()| slots));
+        let slots = match opened {
             Ok(slots) => slots,
             Err(error) => {
                 self.mark_unnamed();
@@ -216,6 +243,18 @@ impl Sinks {
             slots.push(self.place(definition, None, opened)?);
         }
         Ok(slots)
+    }
+
+    /// Opens the recorder of a program, unless it is open.
+    fn open_recorder(&mut self, device: &OpenDevice, program: &Program) -> Result<(), Error> {
+        let Some(RecorderSpec { ring, .. }) = program.recorder else { return Ok(()) };
+        let packets = AttachedTo::Recorded(ring);
+        if self.list.iter().any(|open| !open.is_closing && open.attached_to.as_ref() == Some(&packets)) {
+            return Ok(());
+        }
+        let opened = recorder::open(ring, &self.arenas, device.device.context()).map_err(SinkError::from)?;
+        let definition = SinkSpec { name: RECORDER.to_owned(), kind: SinkKind::Count(CountSink::default()) };
+        self.place(&definition, Some(&packets), opened).map(drop)
     }
 
     /// Gives every worker its endpoint, and waits until all have taken it. A sink that some have not taken is
@@ -300,9 +339,16 @@ impl Sinks {
     /// Marks the sinks that no program names.
     fn mark_unnamed(&mut self) {
         let Self { list, programs, .. } = self;
-        for sink in list.iter_mut().filter(|sink| sink.attached_to.is_none()) {
-            let mut programs = programs.iter();
-            sink.is_closing = !programs.any(|in_use| in_use.program.sinks.contains(&sink.definition));
+        for sink in list {
+            let mut programs = programs.iter().map(|in_use| &in_use.program);
+            sink.is_closing = match &sink.attached_to {
+                None => !programs.any(|program| program.sinks.contains(&sink.definition)),
+                Some(recorder @ AttachedTo::Recorded(_)) => {
+                    !programs.any(|program| recorder.records(program))
+                }
+                // Until it is detached.
+                Some(AttachedTo::Rule(_) | AttachedTo::All) => sink.is_closing,
+            };
         }
     }
 
@@ -442,7 +488,6 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc::{Receiver, Sender, channel};
 
-    use program::{CountSink, SinkKind};
     use worker::SinkCounters;
     use worker::sinks::Ports;
 

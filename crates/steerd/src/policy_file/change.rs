@@ -19,7 +19,7 @@ pub(crate) struct PolicyChange {
     pub(crate) changed: Vec<String>,
     /// Rules and groups with another description among those that both have; nothing follows from it.
     pub(crate) described: Vec<String>,
-    /// Groups, sinks, protected packets, rules at run time or the default differ.
+    /// Groups, sinks, protected packets, rules at run time, the recorder or the default differ.
     pub(crate) has_other: bool,
     /// Rules, and the default, whose packets meet something else although they are not in `changed`: the
     /// default has another action, or the group of the rule is another one.
@@ -164,11 +164,13 @@ fn has_other(old: &Policy, new: &Policy) -> bool {
             (before, runtime.forms.clone(), actions, most)
         })
     };
+    let recorder = |policy: &Policy| policy.recorder.as_ref().map(|definition| definition.recorder.clone());
     action(old, old.default) != action(new, new.default)
         || !has_same_groups
         || old.sinks.iter().map(|sink| &sink.sink).ne(new.sinks.iter().map(|sink| &sink.sink))
         || protected(old) != protected(new)
         || runtime(old) != runtime(new)
+        || recorder(old) != recorder(new)
         || old.allow_lost_exceptions != new.allow_lost_exceptions
 }
 

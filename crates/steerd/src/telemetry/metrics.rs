@@ -137,6 +137,10 @@ static BEFORE_PORT_COUNTERS: &[Metric] = &[
     counter("steerd_trace_differences_total", &[],
         "Packets that traces have shown, and that took another way than is computed for them.",
         |s| one(count(s.state.trace_differences))),
+    counter("steerd_recorder_records_total", &["result"],
+        "Records that triggers of the recorder and SIGUSR1 asked for, by result: written, suppressed (within a minute after \
+         the last), failed.",
+        records),
     gauge("steerd_device_info", &["device", "kind"], "The device in use; always 1.",
         device_info),
     gauge("steerd_device_state", &["device", "state"],
@@ -377,6 +381,13 @@ fn reloads<'s>(s: &Sources<'s>) -> Vec<Series<'s>> {
     let policy = &s.state.policy;
     let results = [("success", policy.reloads_succeeded), ("failure", policy.reloads_failed)];
     results.map(|(result, reloads)| (vec![result.into()], Value::Number(count(reloads)))).into()
+}
+
+fn records<'s>(s: &Sources<'s>) -> Vec<Series<'s>> {
+    let records = &s.state.records;
+    let results =
+        [("written", records.written), ("suppressed", records.suppressed), ("failed", records.failed)];
+    results.map(|(result, records)| (vec![result.into()], Value::Number(count(records)))).into()
 }
 
 /// A series for each port whose value is known.

@@ -39,6 +39,7 @@ mod playground;
 mod policies;
 mod preflight;
 mod protect;
+mod recorder;
 mod refusals;
 mod required_tests;
 mod rules;

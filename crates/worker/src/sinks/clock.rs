@@ -141,8 +141,14 @@ impl Timestamps {
     /// converted.
     #[inline]
     pub(super) fn of(&mut self, timestamp: Option<u64>, now_ns: u64) -> u64 {
+        self.of_iteration(timestamp, || now_ns)
+    }
+
+    /// The time as [`Timestamps::of`] finds it; the clock is read only for a packet that needs it.
+    #[inline]
+    pub(super) fn of_iteration(&mut self, timestamp: Option<u64>, now_ns: impl FnOnce() -> u64) -> u64 {
         let converted = timestamp.and_then(|timestamp| self.exact(timestamp));
-        let time = converted.unwrap_or(now_ns);
+        let time = converted.unwrap_or_else(now_ns);
         let is_step = time.saturating_add(STEP_NS) < self.last_ns;
         self.last_ns = if is_step { time } else { time.max(self.last_ns) };
         self.last_ns

@@ -11,6 +11,7 @@ mod inline;
 mod interface;
 mod measurements;
 mod policing;
+mod recorder;
 mod recovery;
 mod reload;
 mod runtime;

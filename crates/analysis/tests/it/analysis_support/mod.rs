@@ -123,6 +123,7 @@ pub(crate) fn policy(rules: Vec<(Match, Action, Direction)>, default: Action) ->
         set_sizes: Vec::new(),
         tests: Vec::new(),
         runtime: None,
+        recorder: None,
         protect: None,
         source,
     }

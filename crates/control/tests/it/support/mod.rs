@@ -417,6 +417,7 @@ pub fn program(lines: &[Line]) -> Arc<Program> {
         untagged: None,
         exceptions: Vec::new(),
         runtime: None,
+        recorder: None,
         rules,
         default: Verdict::Kernel,
         priorities_used: lines.len() as u16,

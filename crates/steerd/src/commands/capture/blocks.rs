@@ -11,7 +11,7 @@ const BLOCK_BYTES_MAX: usize = 1 << 20;
 const BLOCK_BYTES_MIN: usize = 12;
 
 #[derive(Debug)]
-pub(super) struct Blocks {
+pub(in crate::commands) struct Blocks {
     /// The most packets; later ones are left out.
     limit: Option<u64>,
     packets: u64,
@@ -21,15 +21,15 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    pub(super) fn new(limit: Option<u64>) -> Self {
+    pub(in crate::commands) fn new(limit: Option<u64>) -> Self {
         Self { limit, packets: 0, rest: Vec::new(), whole: Vec::new() }
     }
 
-    pub(super) fn packets(&self) -> u64 {
+    pub(in crate::commands) fn packets(&self) -> u64 {
         self.packets
     }
 
-    pub(super) fn is_full(&self) -> bool {
+    pub(in crate::commands) fn is_full(&self) -> bool {
         self.limit.is_some_and(|limit| self.packets >= limit)
     }
 
@@ -37,7 +37,7 @@ impl Blocks {
     ///
     /// # Errors
     /// It is no pcapng stream of this host's byte order.
-    pub(super) fn take(&mut self, bytes: &[u8]) -> io::Result<&[u8]> {
+    pub(in crate::commands) fn take(&mut self, bytes: &[u8]) -> io::Result<&[u8]> {
         self.rest.extend_from_slice(bytes);
         self.whole.clear();
         let mut at = 0;

@@ -142,6 +142,7 @@ impl Builder {
         let domains = workers.iter().map(Worker::domain).collect();
         let budgets = workers.iter().map(Worker::frame_budget).collect();
         let registered = workers.iter().map(Worker::frames).collect();
+        let arenas = workers.iter().map(|worker| worker.config().arena(0)).collect();
         let entry = |(worker, core): (&Worker, &Option<usize>)| WorkerEntry {
             control: worker.control(),
             queue: worker.work_queue().number().0,
@@ -155,7 +156,8 @@ impl Builder {
         let (name, ports) = (opened.device.name(), &opened.ports);
         let out_of_buffer = OutOfBuffer::of(Path::new(SYSFS_CLASSES), name, ports);
         let controls = entries.iter().map(|entry| entry.control.clone()).collect();
-        let sinks = Sinks::new(controls, domains, budgets, registered, ports.clone(), state);
+        let sinks =
+            Sinks::new(controls, domains, budgets, registered, ports.clone(), state).with_arenas(arenas);
         let (commands, drops, taken) = Commands::new(Arc::clone(controller.limits()));
         let observer = Arc::new(Observer {
             change: controller.progress(),
@@ -170,6 +172,7 @@ impl Builder {
             frames,
             log,
             traces: Arc::default(),
+            records: Arc::default(),
             events: EventCounts::default(),
             left_device: Mutex::default(),
         });

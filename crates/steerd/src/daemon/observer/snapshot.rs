@@ -23,8 +23,8 @@ use crate::outcome::{self, Count, PacketOutcome, WorkerOutcomes};
 use crate::port_counters::PortCounters;
 use crate::state::{
     Buckets, DeviceState, ExportState, LOST_ON_WIRE, LatencyState, OtherDeviceState, PolicyState, PortClaims,
-    PortState, Reasons, RuleState, SinkState, SinkTrafficState, State, TOP_FLOWS_MAX, TopFlowState,
-    WorkerState, WorkerThreadState,
+    PortState, Reasons, RecordsState, RuleState, SinkState, SinkTrafficState, State, TOP_FLOWS_MAX,
+    TopFlowState, WorkerState, WorkerThreadState,
 };
 use crate::telemetry::accounting::{self, InFlight};
 use crate::telemetry::http::Probes;
@@ -108,6 +108,12 @@ pub(super) fn of(observer: &Observer, drops: Option<Arc<[DropTotals]>>, moment: 
         log_lines_dropped: observer.log.dropped_lines(),
         traced_packets: observer.traces.packets(),
         trace_differences: observer.traces.differing(),
+        records: RecordsState {
+            written: observer.records.written(),
+            suppressed: observer.records.suppressed(),
+            failed: observer.records.failed(),
+            last_file: observer.records.last_file(),
+        },
         accounting: accounting::check(&ports, &rules, &workers, &in_flight),
         profile: stage_times::of(observer.soft_nic(), &snapshots),
         rules,
@@ -154,7 +160,7 @@ pub(super) fn status(observer: &Observer) -> model::Status {
 
 fn sink_status(view: SinkView) -> model::Sink {
     model::Sink {
-        kind: view.definition.kind.name().to_owned(),
+        kind: view.kind().to_owned(),
         name: view.definition.name,
         attached_to: view.attached_to.map(|packets| packets.name().to_owned()),
         status: view.status,
@@ -439,14 +445,15 @@ fn sinks(observer: &Observer, published: &Published) -> Vec<SinkState> {
 }
 
 fn sink(program: &Program, view: SinkView) -> SinkState {
+    let kind = view.kind();
     let SinkView { definition, attached_to, counted, status, deleted_files, export, sizes, top_flows } = view;
     let id = program.sinks.iter().position(|sink| *sink == definition).map(SinkId::of);
     let gets = |rule: &&program::Rule| match &attached_to {
-        Some(packets) => packets.has(rule),
+        Some(packets) => packets.has(program, rule),
         None => id.is_some_and(|id| rule.sinks.contains(&id)),
     };
     SinkState {
-        kind: definition.kind.name(),
+        kind,
         rules: program.rules.iter().filter(gets).map(|rule| rule.name.to_string()).collect(),
         workers: sink_traffic(&counted.traffic),
         transmit: sink_traffic(&counted.transmit),

@@ -7,15 +7,18 @@ use std::sync::Arc;
 use compiler::reload_conflict;
 use control::{ControlError, Limits, PlannedChange, plan};
 use device_model::DeviceModel;
-use hugemem::ArenaForecast;
+use hugemem::{ArenaForecast, ArenaOptions};
 use policy::policy::SetSize;
-use program::{Program, SinkKind};
+use program::{Program, RecorderSpec, SinkKind, WorkerId};
 use shm::ListenError;
+use worker::sinks::recorder::{self, RecorderError};
 use worker::sinks::{CheckedPlace, SinkError};
 
 use super::collect::collected;
 use super::{Findings, Running, Start, worker_configs};
 use crate::api;
+use crate::daemon::cores::{self, HostCores};
+use crate::daemon::dataplane::worker_config;
 use crate::daemon::history::History;
 use crate::daemon::{Error, changed_set, device, last_good, sinks};
 use crate::message::chain;
@@ -46,6 +49,7 @@ pub(crate) fn of_program(installation: &Installation<'_>) -> Findings {
         installation.place(&mut found);
         installation.tables(&start, &mut found);
         open_sinks(&start, program, &mut found);
+        recorder_memory(&start, program, &mut found);
     });
     found.warnings = warnings;
     found
@@ -183,6 +187,34 @@ fn open_sinks(start: &Start<'_>, program: &Program, found: &mut Findings) {
         }
         let checked = worker::sinks::check(sink, &place);
         found.add_unless_held(checked.map_err(|error| Error::Sink(sinks::Error::from(error))), start);
+    }
+}
+
+/// The memory of the recorder beside that of the workers.
+fn recorder_memory(start: &Start<'_>, program: &Program, found: &mut Findings) {
+    let settings = start.settings;
+    let (Some(RecorderSpec { ring, .. }), Ok(cores)) =
+        (&program.recorder, cores::of_workers(settings, &HostCores::of(settings)))
+    else {
+        return;
+    };
+    let mut forecast = ArenaForecast::default();
+    let frame_bytes = settings.frame_bytes(&device::known_mtus(settings)).ok();
+    let arenas: Vec<ArenaOptions> = (cores.into_iter().enumerate())
+        .map(|(index, core)| {
+            let mut config = worker_config(settings, WorkerId::of(index), core);
+            config.frame_bytes = frame_bytes.unwrap_or(config.frame_bytes);
+            // Its own check reports what it lacks.
+            let _ = worker::forecast_memory(&config, &mut forecast);
+            config.arena(0)
+        })
+        .collect();
+    match (recorder::forecast_memory(*ring, &arenas, &mut forecast), &start.running) {
+        (Ok(()), _) => {}
+        (Err(RecorderError::Memory(_)), Some(running)) => {
+            found.notes.push(running.of_memory(forecast.asked_bytes()));
+        }
+        (Err(error), _) => found.errors.push(Error::Sink(sinks::Error::from(SinkError::from(error)))),
     }
 }
 

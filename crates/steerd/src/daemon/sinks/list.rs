@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use program::SinkSpec;
-use worker::sinks::{ExportStatistics, Hub, PacketSizes, Ports, SinkStatus, TopFlow};
+use worker::sinks::{ExportStatistics, Hub, PacketSizes, Ports, RecorderReader, SinkStatus, TopFlow};
 use worker::{SinkCounters, SinkTraffic};
 
 use super::AttachedTo;
@@ -116,6 +116,16 @@ pub(crate) struct SinkView {
     pub(crate) top_flows: Option<Vec<TopFlow>>,
 }
 
+impl SinkView {
+    /// The name of its kind.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self.attached_to {
+            Some(AttachedTo::Recorded(_)) => "recorder",
+            _ => self.definition.kind.name(),
+        }
+    }
+}
+
 impl SinkList {
     pub(super) fn new(sinks: Vec<ShownSink>) -> Self {
         Self(sinks)
@@ -132,6 +142,11 @@ impl SinkList {
     /// Ends the threads of the sinks, in place of the thread of the dataplane.
     pub(crate) fn end(&self) {
         self.0.iter().for_each(|sink| sink.hub.end());
+    }
+
+    /// The recorder of the policy in force, if it has one.
+    pub(crate) fn recorder(&self) -> Option<RecorderReader> {
+        self.0.iter().find_map(|sink| sink.hub.with(|hub| hub.recorder()).flatten())
     }
 
     pub(crate) fn view(&self) -> Vec<SinkView> {

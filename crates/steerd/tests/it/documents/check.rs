@@ -10,8 +10,18 @@ use crate::support::{stderr, steerd};
 const SETTINGS: [&str; 10] =
     ["[policy", "[workers", "[device", "[softnic", "[[softnic", "[http", "[log", "[health", "[state", "[api"];
 /// The tables that only policies have.
-const POLICY: [&str; 9] =
-    ["[[rules", "[groups", "[sinks", "[sets", "[protect", "[runtime", "[variables", "[[tests", "default ="];
+const POLICY: [&str; 10] = [
+    "[[rules",
+    "[groups",
+    "[sinks",
+    "[sets",
+    "[protect",
+    "[runtime",
+    "[recorder",
+    "[variables",
+    "[[tests",
+    "default =",
+];
 
 /// The kind of a block of TOML.
 #[derive(Clone, Copy, Debug, PartialEq)]
