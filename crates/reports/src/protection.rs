@@ -133,9 +133,9 @@ fn taken_on_device(
     missed: &Missed,
 ) -> Diagnostic {
     let (place, ..) = named(policy, policy.rules.get(missed.taken_by.index()));
-    let taken_by = taken_reason(program, missed.taken_by);
+    let taken_by = taken_reason(policy, program, missed.taken_by);
     let flows = taken_by.flows();
-    let TakenReason { later, reason, .. } = taken_by;
+    let TakenReason { reason, remedy, .. } = taken_by;
     let message = format!(
         "packets that [protect] leaves to the host by {} miss it on this device: {flows} take them, and a worker \
          cannot give them back, for example {}",
@@ -143,8 +143,7 @@ fn taken_on_device(
         missed.witness
     );
     let hint = format!(
-        "{reason}: narrow `{later}` by keys that the device matches until it does not match them (`steerd check` shows \
-         which), or add [sinks.host] with kind = \"kernel\", by which workers give them back; allow_lost_exceptions does not apply to protected packets"
+        "{reason}: {remedy} (`steerd check` shows more), or add [sinks.host] with kind = \"kernel\", by which workers give them back; allow_lost_exceptions does not apply to protected packets"
     );
     place.error(message, "the host would not receive these").hint(hint)
 }
