@@ -48,7 +48,7 @@ pub use variables::MAX_SUBSTITUTED_BYTES;
 use files::{File, Files, Texts, Walk};
 use groups::Groups;
 use policy_tests::TestNames;
-use reader::{Reader, Table};
+use reader::{Names, Reader, Table};
 use rules::{RulePlaces, Rules};
 use sets::Sets;
 use sinks::Sinks;
@@ -214,7 +214,7 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
     }
     rules.refuse_many_sources(reader);
     let [(_, default), (_, multicast)] = defaults;
-    let names = TestNames { groups: &groups, rules: &rules.list, has_multicast_default: multicast.is_some() };
+    let names = TestNames { groups: &groups, rules: &rules, has_multicast_default: multicast.is_some() };
     let tests = tests(reader, found, &names, &mut sets);
     reader.source = Arc::clone(main);
     if seen == 0 && !reader.diagnostics.has_errors() {
@@ -230,7 +230,8 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
     let (default, default_place) =
         default.map_or_else(|| (Action::Kernel, start()), |default| (default.action, default.place));
     let rules = rules.finish(multicast.map(|multicast| (multicast.action, multicast.place)));
-    let runtime = runtime_rules(reader, found, &groups, &rules);
+    let written = std::mem::take(&mut rules.names);
+    let runtime = runtime_rules(reader, found, &groups, &rules, &written);
     reader.source = Arc::clone(main);
     let policy = Policy {
         source: Arc::clone(main),
@@ -263,6 +264,7 @@ fn runtime_rules(
     groups: &Groups,
     rules: &[RuleDefinition],
 ) -> Option<RuntimeDefinition> {
+    written: &Names,
     let mut given: Option<(Option<RuntimeDefinition>, Place)> = None;
     for file in found {
         reader.source = Arc::clone(&file.source);
@@ -271,7 +273,7 @@ fn runtime_rules(
             given_twice(reader, value, "runtime", first);
             continue;
         }
-        given = Some((runtime::read(reader, key, value, groups, rules), reader.place(key.span())));
+        given = Some((runtime::read(reader, key, value, groups, rules, written), reader.place(key.span())));
     }
     given.and_then(|(runtime, _)| runtime)
 }
