@@ -40,6 +40,7 @@ use crate::source::{MAX_FILE_BYTES, NoFiles, SetLoader, Source};
 pub use files::{MAX_INCLUDE_DEPTH, MAX_INCLUDED_FILES, MAX_TOTAL_BYTES, plain_path};
 pub use groups::FIELDS as HASH_FIELDS;
 pub use reader::{nearest, type_hint};
+pub(crate) use synonyms::meant_field;
 pub use toml_errors::{DocumentKind, read_document};
 pub(crate) use values::hints as value_names;
 pub(crate) use values::mapped_range;
@@ -229,8 +230,8 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
     let start = || Place::new(main, 0..0);
     let (default, default_place) =
         default.map_or_else(|| (Action::Kernel, start()), |default| (default.action, default.place));
-    let rules = rules.finish(multicast.map(|multicast| (multicast.action, multicast.place)));
     let written = std::mem::take(&mut rules.names);
+    let rules = rules.finish(multicast.map(|multicast| (multicast.action, multicast.place)));
     let runtime = runtime_rules(reader, found, &groups, &rules, &written);
     reader.source = Arc::clone(main);
     let policy = Policy {
@@ -263,8 +264,8 @@ fn runtime_rules(
     found: &[File<'_>],
     groups: &Groups,
     rules: &[RuleDefinition],
-) -> Option<RuntimeDefinition> {
     written: &Names,
+) -> Option<RuntimeDefinition> {
     let mut given: Option<(Option<RuntimeDefinition>, Place)> = None;
     for file in found {
         reader.source = Arc::clone(&file.source);
