@@ -643,12 +643,14 @@ pub(crate) enum RuleCommand {
     },
     /// Remove rules by their ids.
     Del {
-        #[arg(value_name = "ID", required = true)]
+        /// The ids, as `rule list` shows them: the id that `rule add` was given, or else the match, as in
+        /// src:192.0.2.1. FIELD=VALUE arguments, as of `rule add`, are the match of one rule.
+        #[arg(value_name = "ID|FIELD=VALUE", required = true)]
         ids: Vec<String>,
     },
     /// List all rules with their packets, or one.
     List {
-        #[arg(value_name = "ID")]
+        #[arg(value_name = "ID|FIELD=VALUE")]
         id: Option<String>,
     },
     /// Remove all rules; for users that are not admins, their own.
