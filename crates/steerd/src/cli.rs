@@ -256,7 +256,7 @@ pub(crate) struct TestArgs {
     /// How long --mutate may take for a policy, e.g. 500ms, 10s, 2m, 1h.
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s", requires = "mutate")]
     pub(crate) mutate_time: Duration,
-    /// Also write the results to this file as JUnit XML.
+    /// Also write the results to this file as JUnit XML; "-" for standard output, in place of the text.
     #[arg(long, value_name = "FILE")]
     pub(crate) junit: Option<PathBuf>,
     #[command(flatten)]
@@ -264,6 +264,13 @@ pub(crate) struct TestArgs {
 }
 
 #[derive(Debug, Args)]
+impl TestArgs {
+    /// Whether standard output has the results as JUnit XML alone.
+    pub(crate) fn prints_junit(&self) -> bool {
+        self.junit.as_deref() == Some(Path::new("-"))
+    }
+}
+
 #[command(after_help = exit_status::help(exit_status::LSP))]
 pub(crate) struct LspArgs {
     /// The device model that policies are checked for: ideal, mlx5, mlx4, mana, bnxt_re, conservative, or a
