@@ -168,7 +168,8 @@ pub(crate) struct PolicyArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) workers: Option<u32>,
     /// Compile for a device model instead of the device of the settings, which then need not exist: ideal,
-    /// mlx5, mlx4, mana, bnxt_re, conservative, or a file that describes a device.
+    /// mlx5 (ConnectX-4 and later), mlx4 (ConnectX-3), mana, bnxt_re, conservative, or a file that describes
+    /// a device.
     #[arg(long, alias = "profile", value_name = "NAME|FILE", value_parser = parse_model)]
     pub(crate) model: Option<DeviceModel>,
     #[command(flatten)]
@@ -263,7 +264,6 @@ pub(crate) struct TestArgs {
     pub(crate) printed: OutputArgs,
 }
 
-#[derive(Debug, Args)]
 impl TestArgs {
     /// Whether standard output has the results as JUnit XML alone.
     pub(crate) fn prints_junit(&self) -> bool {
@@ -271,6 +271,7 @@ impl TestArgs {
     }
 }
 
+#[derive(Debug, Args)]
 #[command(after_help = exit_status::help(exit_status::LSP))]
 pub(crate) struct LspArgs {
     /// The device model that policies are checked for: ideal, mlx5, mlx4, mana, bnxt_re, conservative, or a
@@ -648,7 +649,7 @@ pub(crate) enum RuleCommand {
         #[arg(value_name = "FILE")]
         file: PathBuf,
     },
-    /// Remove rules by their ids.
+    /// Remove rules by their ids, or one by its match.
     Del {
         /// The ids, as `rule list` shows them: the id that `rule add` was given, or else the match, as in
         /// src:192.0.2.1. FIELD=VALUE arguments, as of `rule add`, are the match of one rule.
