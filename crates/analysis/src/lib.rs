@@ -55,7 +55,7 @@ pub use lost::{LostException, LostExceptions, OpenException, lost_exceptions};
 pub use match_text::match_text;
 pub use products::MAX_PRODUCTS;
 pub use protect::{
-    Missed, Protected, forms_of_workers, host_sees, protection, protection_from_rule, protection_on_device,
+    Missed, Protected, UnreachableKind, forms_of_workers, host_sees, protection, protection_from_rule, protection_on_device,
     unreachable_kinds,
 };
 pub use region::Region;

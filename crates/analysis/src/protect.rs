@@ -127,14 +127,26 @@ fn forms_left(policy: &Policy, is_left: impl Fn(usize, Action) -> bool) -> Vec<b
     forms.iter().map(|form| view.missed(form) == Protected::Safe).collect()
 }
 
-/// The kinds of packets, of those that hosts need, of which the policy leaves none to the host, each with an
-/// example.
+/// A kind of packets that hosts need, of which the policy leaves none to the host.
+#[derive(Clone, Debug)]
+pub struct UnreachableKind {
+    /// The kind.
+    pub kind: &'static Kind,
+    /// An example, and the rule that takes it, or the default.
+    pub missed: Missed,
+}
+
+/// The kinds of packets, of those that hosts need, of which the policy leaves none to the host. A kind that
+/// only rules take which match nothing else is left out: the policy says so itself.
 #[must_use]
-pub fn unreachable_kinds(policy: &Policy) -> Vec<(&'static Kind, Witness)> {
+pub fn unreachable_kinds(policy: &Policy) -> Vec<UnreachableKind> {
     let kinds: Vec<(&Kind, Match)> =
         policy::protect::needed_by_hosts().map(|kind| (kind, kind.matches())).collect();
     let view = RuleView::of(policy, kinds.iter().map(|(_, matches)| matches));
-    kinds.iter().filter_map(|(kind, matches)| Some((*kind, view.example_if_none_is_left(matches)?))).collect()
+    let unreachable = |(kind, matches): &(&'static Kind, Match)| {
+        Some(UnreachableKind { kind, missed: view.missed_if_none_is_left(matches)? })
+    };
+    kinds.iter().filter_map(unreachable).collect()
 }
 
 /// For each match of `[protect]`, whether the program leaves all of its packets to the host. Matches of which
@@ -262,21 +274,32 @@ impl<'p> RuleView<'p> {
         open.map_or(Protected::Safe, |why| Protected::NotDecided(why.to_string()))
     }
 
-    /// A packet of a match, if no packet of it is left to the host; `None` also if that is not decided.
-    fn example_if_none_is_left(&self, matches: &Match) -> Option<Witness> {
+    /// A packet of a match, if no packet of it is left to the host, and a rule that matches other packets as
+    /// well takes some; `None` also if that is not decided.
+    fn missed_if_none_is_left(&self, matches: &Match) -> Option<Missed> {
         let products = self.space.dimensions.products(matches);
+        let is_named =
+            |entry: &Entry| products.iter().any(|product| self.space.contains(product, &entry.product));
+        let mut example = None;
         for product in &products {
             let near = self.rules.near(&self.space, product);
-            for (place, entry) in near.iter().enumerate().filter(|(_, entry)| self.leaves(entry)) {
+            for (place, entry) in near.iter().enumerate().filter(|(_, entry)| is_final(entry.action)) {
+                let is_left = self.leaves(entry);
+                if !is_left && (example.is_some() || is_named(entry)) {
+                    continue;
+                }
                 let target = self.space.both(product, &entry.product);
-                let taken = covers(&near[..place], |entry| self.takes(entry));
-                let left = self.space.free_of(&target, &taken, &mut BTreeSet::new());
-                if !matches!(left, Free::None) {
-                    return None;
+                let before = covers(&near[..place], |entry| is_final(entry.action));
+                match self.space.free_of(&target, &before, &mut BTreeSet::new()) {
+                    Free::None => {}
+                    _ if is_left => return None,
+                    Free::Product(free) => example = free.witness(&self.space.dimensions),
+                    Free::NotDecided(_) => example = target.witness(&self.space.dimensions),
                 }
             }
         }
-        products.first()?.witness(&self.space.dimensions)
+        let witness = example?;
+        Some(Missed { taken_by: self.decided_by(&witness), witness })
     }
 
     /// The first final rule that matches a packet, or the default.

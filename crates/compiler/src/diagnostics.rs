@@ -526,26 +526,32 @@ impl<'p> Context<'p> {
 pub fn exclusion_remedy(name: Option<&str>, inseparable: Inseparable, lacks_ipv6: bool) -> String {
     let later = name.map_or("the default".to_owned(), |name| format!("`{name}`"));
     let (ports, others) = ("`dst_port = \"1-65535\"`", "`protocol = { not = [\"tcp\", \"udp\"] }`");
-    let not_ip = "`ethertype = { not = [\"ipv4\", \"ipv6\"] }`";
-    let in_place = match name {
-        Some(_) => format!("write, in place of {later},"),
-        None => "make the default \"kernel\" and write, in its place,".to_owned(),
+    // A host without ARP is lost.
+    let (in_place, not_ip, no_arp) = match name {
+        Some(_) => {
+            (format!("write, in place of {later}, rules"), "`ethertype = { not = [\"ipv4\", \"ipv6\"] }`", "")
+        }
+        None => (
+            "make the default \"kernel\" and give its action to new last rules".to_owned(),
+            "`ethertype = { not = [\"ipv4\", \"ipv6\", \"arp\"] }`",
+            ", no ARP",
+        ),
     };
     match inseparable {
         Inseparable::Header { .. } if lacks_ipv6 => {
             format!("write family = \"ipv4\" in {later}: for its IPv6 packets the flows match every frame")
         }
         Inseparable::Header { ip: true, ports: true } => {
-            format!("{in_place} rules on {ports}, on {others} and on {not_ip}: no fragments, no broken headers")
+            format!("{in_place} on {ports}, on {others} and on {not_ip}: these match no fragments, no broken headers{no_arp}")
         }
         Inseparable::Header { ip: true, .. } => {
-            format!("{in_place} rules on `protocol = \"0-255\"` and on {not_ip}: no broken headers")
+            format!("{in_place} on `protocol = \"0-255\"` and on {not_ip}: these match no broken headers{no_arp}")
         }
         Inseparable::Header { .. } => {
-            format!("{in_place} two rules with its keys, one on {ports}, one on {others}: no fragments")
+            format!("{in_place} with its keys, on {ports} and on {others}: these match no fragments")
         }
-        Inseparable::Tag => format!("{in_place} a rule on `vlan = \"0-4095\"`: no untagged frames"),
-        Inseparable::Tunnel => format!("{in_place} a rule that matches the same headers"),
+        Inseparable::Tag => format!("{in_place} on `vlan = \"0-4095\"`: these match no untagged frames"),
+        Inseparable::Tunnel => format!("{in_place} that match the same headers"),
         Inseparable::TooMany { .. } | Inseparable::NoCapacity => {
             "write fewer exceptions, on wider values, and all on the same keys: those on different keys multiply"
                 .to_owned()

@@ -299,6 +299,10 @@ impl DeviceModel {
     /// The names of the models that [`by_name`](Self::by_name) knows.
     pub const NAMES: [&'static str; 6] = ["ideal", "mlx5", "mlx4", "mana", "bnxt_re", "conservative"];
 
+    /// The same names with their hardware, for messages.
+    pub const KNOWN: &'static str = "ideal (all of the verbs API), mlx5 (ConnectX-4 and later), mlx4 (ConnectX-3), \
+        mana (Azure), bnxt_re (NetXtreme), conservative (any other)";
+
     /// Kernel drivers whose devices are known, and the names of their models. The driver of a subfunction has
     /// a suffix ("mlx5_core.sf"). The devices of bnxt_re belong to the Ethernet driver.
     pub const DRIVERS: [(&'static str, &'static str); 4] =

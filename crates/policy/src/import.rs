@@ -14,7 +14,7 @@ use packet::EtherType;
 use program::Word;
 
 pub use classbench::{ClassBench, classbench, classbench_with};
-pub use ethtool::ethtool;
+pub use ethtool::{ethtool, ethtool_with};
 pub use nft::{NftOptions, nft};
 
 /// A policy converted from something else.
@@ -113,6 +113,12 @@ impl Keys {
 
 fn rule(name: &str, keys: &Keys, action: &str) -> String {
     format!("\n[[rules]]\nname = \"{name}\"\nmatch = {}\naction = {action}\n", keys.table())
+}
+
+/// The sink `host` of kind `kernel`, with its TAP interface.
+#[must_use]
+pub fn kernel_sink(interface: &str) -> String {
+    format!("\n[sinks.host]\nkind = \"kernel\"\ninterface = \"{interface}\"\n")
 }
 
 /// A part of the input for a comment or a message: truncated, without control characters.

@@ -91,12 +91,14 @@ impl<'t> Given<'t> {
             let (name, value) = (name.trim(), value.trim());
             let is_inner = name.strip_prefix(tunnel::INNER).is_some_and(|name| names.contains(&name));
             if !is_inner && !names.contains(&name) && !tunnel::is_field(name) {
-                return Err(format!(
-                    "there is no field \"{name}\" (hint: {}; of tunnels {}; of the inner packet those of a packet \
-                     with \"inner.\" before them)",
-                    names.join(", "),
-                    tunnel::names().join(", ")
-                ));
+                let hint = crate::parse::meant_field(name, names.iter().copied().chain(tunnel::names())).unwrap_or_else(|| {
+                    format!(
+                        "{}; of tunnels {}; of the inner packet those of a packet with \"inner.\" before them",
+                        names.join(", "),
+                        tunnel::names().join(", ")
+                    )
+                });
+                return Err(format!("there is no field \"{name}\" (hint: {hint})"));
             }
             if given.text(name).is_some() {
                 return Err(format!("{name} is given twice"));

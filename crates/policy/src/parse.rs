@@ -41,6 +41,7 @@ use crate::source::{MAX_FILE_BYTES, NoFiles, SetLoader, Source};
 pub use files::{MAX_INCLUDE_DEPTH, MAX_INCLUDED_FILES, MAX_TOTAL_BYTES, plain_path};
 pub use groups::FIELDS as HASH_FIELDS;
 pub use reader::{nearest, type_hint};
+pub(crate) use synonyms::meant_field;
 pub use toml_errors::{DocumentKind, read_document};
 pub(crate) use values::hints as value_names;
 pub(crate) use values::mapped_range;
@@ -49,7 +50,7 @@ pub use variables::MAX_SUBSTITUTED_BYTES;
 use files::{File, Files, Texts, Walk};
 use groups::Groups;
 use policy_tests::TestNames;
-use reader::{Reader, Table};
+use reader::{Names, Reader, Table};
 use recorder::RecorderNames;
 use rules::{RulePlaces, Rules};
 use sets::Sets;
@@ -216,7 +217,7 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
     }
     rules.refuse_many_sources(reader);
     let [(_, default), (_, multicast)] = defaults;
-    let names = TestNames { groups: &groups, rules: &rules.list, has_multicast_default: multicast.is_some() };
+    let names = TestNames { groups: &groups, rules: &rules, has_multicast_default: multicast.is_some() };
     let tests = tests(reader, found, &names, &mut sets);
     reader.source = Arc::clone(main);
     if seen == 0 && !reader.diagnostics.has_errors() {
@@ -231,9 +232,11 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
     let start = || Place::new(main, 0..0);
     let (default, default_place) =
         default.map_or_else(|| (Action::Kernel, start()), |default| (default.action, default.place));
+    let written = std::mem::take(&mut rules.names);
     let rules = rules.finish(multicast.map(|multicast| (multicast.action, multicast.place)));
-    let runtime = runtime_rules(reader, found, &groups, &rules);
-    let recorder = recorder(reader, found, RecorderNames { rules: &rules, sinks: &sinks });
+    let runtime = runtime_rules(reader, found, &groups, &rules, &written);
+    let recorder =
+        recorder(reader, found, RecorderNames { rules: &rules, written: &written, sinks: &sinks });
     reader.source = Arc::clone(main);
     let policy = Policy {
         source: Arc::clone(main),
@@ -266,9 +269,10 @@ fn runtime_rules(
     found: &[File<'_>],
     groups: &Groups,
     rules: &[RuleDefinition],
+    written: &Names,
 ) -> Option<RuntimeDefinition> {
     table_of_one_file(reader, found, "runtime", |reader, key, value| {
-        runtime::read(reader, key, value, groups, rules)
+        runtime::read(reader, key, value, groups, rules, written)
     })
 }
 

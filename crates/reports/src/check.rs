@@ -445,6 +445,10 @@ fn foreign_warning(policy: &Policy, program: &Program, id: RuleId, foreign: &For
     });
     let notes = program.rules.get(id.index()).map(|rule| &*rule.undecided).unwrap_or_default();
     let is_kept = notes.iter().any(|note| note.why.keeps_from_host());
+    // Unless the policy allows them, these are lost exceptions, which are errors with an example.
+    if is_kept && !policy.allow_lost_exceptions && !foreign.from_kernel.is_empty() {
+        return None;
+    }
     let whose = foreign.kernel_packets.words().unwrap_or_default();
     let why_lost = if foreign.kernel_packets.is_own { LATER } else { LOST };
     let (message, label, hint) = match (other, foreign.from_kernel.is_empty()) {

@@ -291,10 +291,11 @@ impl ReceivedPacket {
             let by = self.protected.join(", ");
             line("protect", format!("by {by}: it {reaches} the host"));
         }
+        let sinks = self.sinks_text();
         let Some(decided_in) = self.decided_in else {
             if let Some(group) = &self.group {
                 line("group", group.clone());
-                line("sinks", self.sinks_text());
+                sinks.into_iter().for_each(|sinks| line("sinks", sinks));
             }
             return out;
         };
@@ -319,7 +320,7 @@ impl ReceivedPacket {
             line("table", format!("entry {index} of {size} (hash {hash})"));
         }
         line("worker", self.worker.map_or_else(|| "none".into(), |worker| worker.to_string()));
-        line("sinks", self.sinks_text());
+        sinks.into_iter().for_each(|sinks| line("sinks", sinks));
         out
     }
 
@@ -334,11 +335,14 @@ impl ReceivedPacket {
         }
     }
 
-    fn sinks_text(&self) -> String {
+    /// `None`: no worker delivers the packet.
+    fn sinks_text(&self) -> Option<String> {
         let returned = if self.returned { ": the host receives it from there" } else { "" };
         match self.sinks.is_empty() {
-            true => "none: the packet ends in a counter".into(),
-            false => format!("{}{returned}", self.sinks.join(", ")),
+            true => {
+                self.action.starts_with("deliver to ").then(|| "none: the packet ends in a counter".into())
+            }
+            false => Some(format!("{}{returned}", self.sinks.join(", "))),
         }
     }
 

@@ -3,8 +3,11 @@
 //! policy for which that is not decided, unless it allows them.
 
 use analysis::{LostException, LostExceptions, OpenException};
+use compiler::exclusion_remedy;
 use policy::{Diagnostic, Place, Policy};
-use program::{Program, Rule, RuleId, UndecidedReason};
+use program::{Program, Rule, RuleId, UndecidedKey, UndecidedReason};
+
+use crate::report::{is_only_key, undecided};
 
 /// The remedies for lost exceptions of any kind.
 const REMEDIES: &str = "add [sinks.host] with kind = \"kernel\" so that workers give such packets back, or write \
@@ -40,7 +43,7 @@ impl LostReport {
 }
 
 fn refused(policy: &Policy, program: &Program, lost: &LostException) -> Diagnostic {
-    let taken_by = taken_reason(program, lost.taken_by);
+    let taken_by = taken_reason(policy, program, lost.taken_by);
     let message = format!(
         "packets that `{}` leaves to the kernel are lost: {} take them, and a worker cannot give them back, for example {}",
         name(program, lost.rule),
@@ -85,7 +88,7 @@ pub(crate) struct TakenReason {
     /// The ability that the device lacks.
     pub(crate) reason: String,
     /// The change of the policy that is the remedy.
-    remedy: String,
+    pub(crate) remedy: String,
 }
 
 impl TakenReason {
@@ -100,8 +103,8 @@ impl TakenReason {
 }
 
 /// The reason, from what the compiler noted about the rule.
-pub(crate) fn taken_reason(program: &Program, rule: RuleId) -> TakenReason {
-    let reasons = program.rules.get(rule.index()).map(|rule| &*rule.undecided).unwrap_or_default();
+pub(crate) fn taken_reason(policy: &Policy, program: &Program, rule: RuleId) -> TakenReason {
+    let reasons = undecided(program, rule.index());
     let kept = reasons.iter().find_map(|note| match note.why {
         UndecidedReason::KernelException { by, inseparable } => Some((by, inseparable)),
         _ => None,
@@ -109,7 +112,10 @@ pub(crate) fn taken_reason(program: &Program, rule: RuleId) -> TakenReason {
     if let Some((by, inseparable)) = kept {
         let later = name(program, by).to_owned();
         let reason = format!("`{later}` {}", inseparable.words());
-        let remedy = format!("narrow `{later}` until it does not match them");
+        // The device matches every frame in place of the rule's IPv6.
+        let lacks_ipv6 = undecided(program, by.index()).iter().any(UndecidedKey::lacks_ipv6);
+        let named = (by != program.default_rule()).then_some(&*later);
+        let remedy = exclusion_remedy(named, inseparable, lacks_ipv6);
         return TakenReason { later, is_covered: false, reason, remedy };
     }
     let keys: Vec<String> =
@@ -124,8 +130,13 @@ pub(crate) fn taken_reason(program: &Program, rule: RuleId) -> TakenReason {
         return TakenReason { reason: covered.reason + &notes, ..covered };
     }
     let later = name(program, rule).to_owned();
-    let remedy =
-        format!("leave these keys of `{later}` out, or steer or drop the other packets by a later rule");
+    let matches = policy.rules.get(rule.index()).map(|rule| &rule.matches);
+    let has_others = |matches| !reasons.iter().any(|note| is_only_key(matches, &note.key));
+    let keys = match matches.is_none_or(has_others) {
+        true => format!("leave these keys of `{later}` out"),
+        false => format!("add keys to `{later}` that the device matches, such as `dst`"),
+    };
+    let remedy = format!("{keys}, or steer or drop the other packets by a later rule");
     TakenReason { later, is_covered: false, reason, remedy }
 }
 

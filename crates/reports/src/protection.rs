@@ -1,10 +1,10 @@
 //! `[protect]` for operators: the results of the analysis as diagnostics. `check`, start and reload refuse a
 //! policy under which a protected packet may miss the host, and a policy for which that is not decided.
 
-use analysis::{Missed, Protected};
+use analysis::{Missed, Protected, UnreachableKind};
 use compiler::Job;
 use packet::Field;
-use policy::policy::{Action, RuleDefinition};
+use policy::policy::RuleDefinition;
 use policy::protect::ProtectedMatch;
 use policy::{Diagnostic, Policy};
 use program::{DEFAULT_RULE, Inseparable, Match, Predicate, Program, RangeSet, UndecidedReason};
@@ -51,29 +51,25 @@ impl ProtectionReport {
     }
 }
 
-/// The warning about a policy without `[protect]` whose default takes packets that hosts need, in one for all
-/// kinds.
+/// The warning about a policy without `[protect]` that takes all packets of a kind which hosts need, in one
+/// for all kinds.
 #[must_use]
 pub fn protection_warning(policy: &Policy) -> Option<Diagnostic> {
-    let default = match policy.default {
-        _ if policy.protect.is_some() => return None,
-        Action::Drop => "drop",
-        Action::Steer(group) => policy.groups.get(group.index())?.name.as_str(),
-        _ => return None,
-    };
-    let kinds = analysis::unreachable_kinds(policy);
-    if kinds.is_empty() {
+    if policy.protect.is_some() {
         return None;
     }
-    let examples: Vec<String> =
-        kinds.iter().map(|(kind, witness)| format!("{} (for example {})", kind.title, witness)).collect();
-    let message = format!(
-        "the host receives none of these packets, because no rule leaves them to it and the default is \"{default}\": {}",
-        examples.join("; ")
-    );
-    let hint = "write rules with action = \"kernel\" for those that the host needs and list them in [protect], so that \
-        they stay with the host; or write protocols = [] in [protect] if it needs none";
-    Some(policy.default_place.warning(message, "takes them").hint(hint))
+    let kinds = analysis::unreachable_kinds(policy);
+    let first = kinds.first()?;
+    let (place, ..) = named(policy, policy.rules.get(first.missed.taken_by.index()));
+    let examples = kinds.iter().map(|UnreachableKind { kind, missed }| {
+        let (_, taker, _) = named(policy, policy.rules.get(missed.taken_by.index()));
+        format!("{} ({taker} takes, for example, {})", kind.title, missed.witness)
+    });
+    let message =
+        format!("the host receives none of these packets: {}", examples.collect::<Vec<_>>().join("; "));
+    let hint = "write rules with action = \"kernel\" before these for those that the host needs and list them in [protect], \
+        so that they stay with the host; or write protocols = [] in [protect] if it needs none";
+    Some(place.warning(message, "takes them").hint(hint))
 }
 
 /// The protected matches of a policy as predicates, for `explain`.
@@ -209,9 +205,9 @@ fn taken_on_device(
     missed: &Missed,
 ) -> Diagnostic {
     let (place, ..) = named(policy, policy.rules.get(missed.taken_by.index()));
-    let taken_by = taken_reason(program, missed.taken_by);
+    let taken_by = taken_reason(policy, program, missed.taken_by);
     let flows = taken_by.flows();
-    let TakenReason { later, reason, .. } = taken_by;
+    let TakenReason { reason, remedy, .. } = taken_by;
     let message = format!(
         "packets that [protect] leaves to the host by {} miss it on this device: {flows} take them, and a worker \
          cannot give them back, for example {}",
@@ -219,8 +215,7 @@ fn taken_on_device(
         missed.witness
     );
     let hint = format!(
-        "{reason}: narrow `{later}` by keys that the device matches until it does not match them (`steerd check` shows \
-         which), or add [sinks.host] with kind = \"kernel\", by which workers give them back; allow_lost_exceptions does not apply to protected packets"
+        "{reason}: {remedy} (`steerd check` shows more), or add [sinks.host] with kind = \"kernel\", by which workers give them back; allow_lost_exceptions does not apply to protected packets"
     );
     place.error(message, "the host would not receive these").hint(hint)
 }

@@ -291,7 +291,7 @@ fn possible(
 }
 
 /// The keys of a rule that workers test.
-fn undecided(program: &Program, rule: usize) -> &[UndecidedKey] {
+pub(crate) fn undecided(program: &Program, rule: usize) -> &[UndecidedKey] {
     program.rules.get(rule).map(|rule| &*rule.undecided).unwrap_or_default()
 }
 
@@ -306,6 +306,21 @@ fn remoteness(note: &UndecidedKey, matches: Option<&Match>) -> u32 {
         UndecidedReason::Refused { feature: Feature::Ipv6, .. } => 1,
         _ => 0,
     }
+}
+
+/// Whether a match has no other key, so that without it there would be none.
+pub(crate) fn is_only_key(matches: &Match, key: &str) -> bool {
+    let named: Vec<Field> =
+        matches.values().map(|(field, _)| field).filter(|field| field.row().name == key).collect();
+    let mut rest = Match { or_no_ports: false, ..matches.clone() };
+    rest.remove(&named);
+    match key {
+        "fragment" => rest.fragment = None,
+        "ip_options" => rest.ip_options = None,
+        "vlan" => rest.vlan = None,
+        _ => {}
+    }
+    rest == Match::default()
 }
 
 /// The remedy for the first condition that the device does not decide.
@@ -327,6 +342,9 @@ fn remedy(policy: &Policy, program: &Program, note: &UndecidedKey, matches: Opti
         UndecidedReason::NoSpec | UndecidedReason::Refused { .. } => {
             // The header is matched as a whole.
             let key = if note.key.starts_with("gre_") { "gre_..." } else { &note.key };
+            if matches.is_some_and(|matches| is_only_key(matches, &note.key)) {
+                return format!("add keys that the device matches, such as `dst`: it does not match `{key}`");
+            }
             format!(
                 "leave `{key}` out, or add keys that the device matches, so that fewer packets go to a worker"
             )

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use compiler::Job;
 use nic_filters::{CarveRefusal, FilterModel, FilterRoom, WantedFilters, carve};
+use policy::policy::Action;
 use policy::{Diagnostic, Diagnostics, Policy};
 use program::{Program, RuleId};
 use reports::{LostReport, ProtectionReport};
@@ -46,7 +47,9 @@ impl CarvedPolicy {
         if problems.is_empty() {
             problems.extend(LostReport::errors(policy, &program));
             problems.extend(ProtectionReport::of(&job, Some(&program)).errors);
-            warnings.extend(reports::protection_warning(policy));
+            // Queues of rules may be the kernel's; those of the default would be all of them.
+            let takes_all = policy.default != Action::Kernel;
+            warnings.extend(takes_all.then(|| reports::protection_warning(policy)).flatten());
         }
         Self { program: Some(Arc::new(program)), filters, problems: Diagnostics::from(problems), warnings }
     }

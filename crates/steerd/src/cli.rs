@@ -170,7 +170,8 @@ pub(crate) struct PolicyArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) workers: Option<u32>,
     /// Compile for a device model instead of the device of the settings, which then need not exist: ideal,
-    /// mlx5, mlx4, mana, bnxt_re, conservative, or a file that describes a device.
+    /// mlx5 (ConnectX-4 and later), mlx4 (ConnectX-3), mana, bnxt_re, conservative, or a file that describes
+    /// a device.
     #[arg(long, alias = "profile", value_name = "NAME|FILE", value_parser = parse_model)]
     pub(crate) model: Option<DeviceModel>,
     #[command(flatten)]
@@ -258,11 +259,18 @@ pub(crate) struct TestArgs {
     /// How long --mutate may take for a policy, e.g. 500ms, 10s, 2m, 1h.
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s", requires = "mutate")]
     pub(crate) mutate_time: Duration,
-    /// Also write the results to this file as JUnit XML.
+    /// Also write the results to this file as JUnit XML; "-" for standard output, in place of the text.
     #[arg(long, value_name = "FILE")]
     pub(crate) junit: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) printed: OutputArgs,
+}
+
+impl TestArgs {
+    /// Whether standard output has the results as JUnit XML alone.
+    pub(crate) fn prints_junit(&self) -> bool {
+        self.junit.as_deref() == Some(Path::new("-"))
+    }
 }
 
 #[derive(Debug, Args)]
@@ -643,14 +651,16 @@ pub(crate) enum RuleCommand {
         #[arg(value_name = "FILE")]
         file: PathBuf,
     },
-    /// Remove rules by their ids.
+    /// Remove rules by their ids, or one by its match.
     Del {
-        #[arg(value_name = "ID", required = true)]
+        /// The ids, as `rule list` shows them: the id that `rule add` was given, or else the match, as in
+        /// src:192.0.2.1. FIELD=VALUE arguments, as of `rule add`, are the match of one rule.
+        #[arg(value_name = "ID|FIELD=VALUE", required = true)]
         ids: Vec<String>,
     },
     /// List all rules with their packets, or one.
     List {
-        #[arg(value_name = "ID")]
+        #[arg(value_name = "ID|FIELD=VALUE")]
         id: Option<String>,
     },
     /// Remove all rules; for users that are not admins, their own.
@@ -742,7 +752,7 @@ pub(crate) struct CaptureArgs {
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) snap: Option<u32>,
     /// End after this many packets.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) count: Option<u64>,
     /// End after this many seconds.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]

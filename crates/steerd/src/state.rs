@@ -199,6 +199,16 @@ impl RuleState {
         PacketOutcome::POLICED.into_iter().filter_map(|outcome| self.outcomes[outcome].packets).sum()
     }
 
+    /// Where it is decided, in words: on a network interface, by which parts, of which none may be hardware.
+    pub(crate) fn decided_in(&self) -> String {
+        match &self.deciders {
+            Some(RuleDeciders { decided_by, .. }) if !decided_by.is_empty() => {
+                decided_by.iter().map(|decider| decider.words()).collect::<Vec<_>>().join(", ")
+            }
+            _ => self.placement.to_owned(),
+        }
+    }
+
     pub(crate) fn packets(&self) -> u64 {
         self.outcomes.packets()
     }

@@ -152,7 +152,7 @@ fn a_rule_with_a_limit_protects_nothing() {
 #[test]
 fn kinds_that_no_rule_leaves_to_the_host_are_found() {
     let dead = |text: &str| -> Vec<&str> {
-        unreachable_kinds(&parsed(text)).into_iter().map(|(kind, _)| kind.name).collect()
+        unreachable_kinds(&parsed(text)).into_iter().map(|found| found.kind.name).collect()
     };
     assert_eq!(dead("default = 'drop'"), ["arp", "nd", "ra", "dhcp", "ssh"]);
     assert_eq!(dead("default = 'g'"), ["arp", "nd", "ra", "dhcp", "ssh"]);
@@ -162,6 +162,17 @@ fn kinds_that_no_rule_leaves_to_the_host_are_found() {
     assert_eq!(dead(&format!("default = 'drop'\n{some}")), ["arp", "dhcp"]);
     let late = rule("all", "any = true", "drop") + &rule("ssh", "dst_port = 22", "kernel");
     assert_eq!(dead(&late), ["arp", "nd", "ra", "dhcp", "ssh"]);
+    // A rule takes them under any default, but for those that it names.
+    let wide = rule("rest", "ethertype = { not = ['ipv4', 'ipv6'] }", "steer g");
+    assert_eq!(dead(&wide), ["arp"]);
+    let named = rule("no-ra", "family = 'ipv6', icmpv6_type = 134, src = 'fe80::/10'", "drop");
+    assert_eq!(dead(&named), [""; 0]);
+    let both = named + &rule("no-icmpv6", "protocol = 'icmpv6'", "drop");
+    let found = unreachable_kinds(&parsed(&both));
+    assert!(
+        found.iter().all(|found| found.kind.name == "nd" && found.missed.taken_by.index() == 1),
+        "{found:?}"
+    );
 }
 
 /// A policy that protects these packets.

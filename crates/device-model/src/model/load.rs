@@ -23,7 +23,10 @@ const WHOLE: &str = "device model";
 #[non_exhaustive]
 pub enum LoadError {
     /// Neither a built-in model nor a path.
-    #[error("no device model is called {name:?} (hint: name {known}, or a file like ./nic.toml)", known = DeviceModel::NAMES.join(", "))]
+    #[error(
+        "no device model is called {name:?} (hint: name {}, or a file like ./nic.toml)",
+        DeviceModel::KNOWN
+    )]
     UnknownName {
         /// The name.
         name: String,

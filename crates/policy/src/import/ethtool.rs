@@ -4,6 +4,9 @@
 //! drop-eligible bit of VLAN tags, which gets a note. Filters that a listing counts but does not have are
 //! noted.
 //!
+//! The queues of ethtool are the kernel's, so its filters keep packets with the host; workers take them from
+//! it. Each such filter gets a note, unless a sink of kind `kernel` returns the packets.
+//!
 //! ethtool does not always print the RSS context of a table. It is then taken from a line with the command
 //! before the table, as a shell shows it or as a comment: `# ethtool -x eth0 context 1`.
 
@@ -13,13 +16,20 @@ mod rss;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use super::{Imported, Keys, Note, WrongFormat, line_number, masked_addresses, masked_ranges, quoted, rule};
+use super::{
+    Imported, Keys, Note, WrongFormat, kernel_sink, line_number, masked_addresses, masked_ranges, quoted,
+    rule,
+};
 use filter::{Filter, Target};
 use rss::Spread;
 
 use program::MAX_RULES;
 
 use crate::policy::{MAX_GROUPS, MAX_WORKER};
+
+const TAKEN: &str =
+    "# The queues of ethtool are the kernel's. Here the packets of groups leave the kernel for workers.\n";
+const RETURNED: &str = "# The queues of ethtool are the kernel's. Here the packets of groups go to workers, and the sink `host` returns them.\n";
 
 /// Converts a listing.
 ///
@@ -29,6 +39,15 @@ use crate::policy::{MAX_GROUPS, MAX_WORKER};
 /// # Errors
 /// The text has no filter, no table and no heading of them, or ethtool could not list any.
 pub fn ethtool(text: &str) -> Result<Imported, WrongFormat> {
+    ethtool_with(text, None)
+}
+
+/// Converts a listing as [`ethtool`] does. With a TAP interface, the groups have a sink of kind `kernel`,
+/// which returns their packets to the host by it.
+///
+/// # Errors
+/// As [`ethtool`].
+pub fn ethtool_with(text: &str, interface: Option<&str>) -> Result<Imported, WrongFormat> {
     let mut listing = Listing::default();
     for (index, line) in text.lines().enumerate() {
         listing.line(line_number(index), line);
@@ -42,7 +61,7 @@ pub fn ethtool(text: &str) -> Result<Imported, WrongFormat> {
     {
         return Err(WrongFormat { line, message });
     }
-    Ok(listing.finish())
+    Ok(listing.finish(interface))
 }
 
 /// The sections found so far.
@@ -152,7 +171,7 @@ impl Listing {
         }
     }
 
-    fn finish(mut self) -> Imported {
+    fn finish(mut self, interface: Option<&str>) -> Imported {
         self.compare_with_announced();
         // A stable sort: filters with the same location, or without one, stay in the order of the listing.
         self.filters.sort_by_key(|filter| filter.location);
@@ -175,6 +194,9 @@ impl Listing {
                     self.notes.push(Note { line: filter.line, message });
                 }
                 Ok((keys, target)) => {
+                    if interface.is_none() {
+                        self.notes.extend(filter.note_of_leaving(target));
+                    }
                     let action = match target {
                         Target::Drop => "\"drop\"".to_owned(),
                         Target::Queue(queue) => {
@@ -195,9 +217,19 @@ impl Listing {
                 }
             }
         }
-        let groups = self.groups(&queues, &contexts);
+        let sinks = interface.map_or("", |_| "sinks = [\"host\"]\n");
+        let mut groups = self.groups(&queues, &contexts, sinks);
+        if let Some(interface) = interface {
+            groups.push_str(&kernel_sink(interface));
+        }
         self.notes.sort_by_key(|note| note.line);
-        let head = "# Converted from the output of ethtool; worker n stands for queue n.\nversion = 1\ndefault = \"kernel\"\n";
+        let kernel = match interface {
+            Some(_) => RETURNED,
+            None => TAKEN,
+        };
+        let head = format!(
+            "# Converted from the output of ethtool; worker n stands for queue n.\n{kernel}version = 1\ndefault = \"kernel\"\n"
+        );
         let hint = match self.spreads.is_empty() {
             true => "",
             false => {
@@ -207,7 +239,8 @@ impl Listing {
         Imported { policy_toml: format!("{head}{hint}{groups}{rules}"), notes: self.notes }
     }
 
-    fn groups(&mut self, queues: &BTreeSet<u32>, contexts: &BTreeSet<u32>) -> String {
+    /// The groups, each with the line `sinks`.
+    fn groups(&mut self, queues: &BTreeSet<u32>, contexts: &BTreeSet<u32>, sinks: &str) -> String {
         let mut groups = String::new();
         let mut listed = BTreeSet::new();
         for spread in &self.spreads {
@@ -226,17 +259,18 @@ impl Listing {
             } else {
                 listed.insert(spread.context);
                 groups.push_str(&spread.group(&mut self.notes));
+                groups.push_str(sinks);
             }
         }
         for context in contexts.difference(&listed) {
             let name = rss::group_name(*context);
-            let _ = write!(groups, "\n[groups.{name}]\nworkers = \"all\"\n");
+            let _ = write!(groups, "\n[groups.{name}]\nworkers = \"all\"\n{sinks}");
             let message =
                 format!("the table of RSS context {context} is not listed: `{name}` is all workers");
             self.notes.push(Note { line: 0, message });
         }
         for queue in queues {
-            let _ = write!(groups, "\n[groups.queue-{queue}]\nworkers = [{queue}]\n");
+            let _ = write!(groups, "\n[groups.queue-{queue}]\nworkers = [{queue}]\n{sinks}");
         }
         groups
     }

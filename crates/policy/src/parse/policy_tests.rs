@@ -17,6 +17,7 @@ use crate::policy_test::{
 use super::groups::Groups;
 use super::matches;
 use super::reader::{Reader, Table, Value, entries, integer_of, nearest};
+use super::rules::Rules;
 use super::sets::{Sets, shortened};
 
 /// The keys that say which packets a test is about; it has one of them.
@@ -33,7 +34,7 @@ const ETHERNET_HEADER_BYTES: usize = 14;
 /// The definitions that tests name.
 pub(super) struct TestNames<'p> {
     pub(super) groups: &'p Groups,
-    pub(super) rules: &'p [RuleDefinition],
+    pub(super) rules: &'p Rules,
     /// Whether the policy has `default_multicast`.
     pub(super) has_multicast_default: bool,
 }
@@ -42,24 +43,24 @@ impl TestNames<'_> {
     /// All names of rules.
     fn rules(&self) -> impl Iterator<Item = &str> {
         let multicast = self.has_multicast_default.then_some(DEFAULT_MULTICAST);
-        self.rules.iter().map(|rule| rule.name.as_str()).chain([DEFAULT_RULE]).chain(multicast)
+        self.rules.list.iter().map(|rule| rule.name.as_str()).chain([DEFAULT_RULE]).chain(multicast)
     }
 
-    /// The rule of that name; an unknown one is reported.
+    /// The rule of that name; an unknown one is reported. A rule with errors is known, but there is none.
     fn rule(&self, reader: &mut Reader, name: &str, value: &Value<'_>) -> Option<ExpectedRule> {
         if self.rules().any(|known| known == name) {
-            let named = self.rules.iter().find(|rule| rule.name == name);
+            let named = self.rules.list.iter().find(|rule| rule.name == name);
             // The rules that one text becomes have the same place.
             let same =
                 |rule: &&RuleDefinition| named.is_some_and(|named| named.name_place == rule.name_place);
             let mut rules: Vec<String> =
-                self.rules.iter().filter(same).map(|rule| rule.name.clone()).collect();
+                self.rules.list.iter().filter(same).map(|rule| rule.name.clone()).collect();
             if rules.is_empty() {
                 rules.push(name.to_owned());
             }
             return Some(ExpectedRule { name: name.to_owned(), rules });
         }
-        if reader.reports_unknown(name, self.rules()) {
+        if !self.rules.names.has(name) && reader.reports_unknown(name, self.rules()) {
             reader.error_lazy(value.span(), || {
                 let hint = match nearest(name, self.rules()) {
                     Some(near) => ProblemHint::meant(name, near),

@@ -279,6 +279,11 @@ pub(super) fn integer_of(value: &Value<'_>) -> Option<i64> {
 pub(super) struct Names(BTreeMap<String, Place>);
 
 impl Names {
+    /// Whether a definition has this name, even if the definition has errors.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
     /// Adds a name; reports it and returns `false` if it is there already.
     pub(super) fn is_new(&mut self, reader: &mut Reader, name: &str, span: Range<usize>, of: &str) -> bool {
         let Some(first) = self.0.get(name) else {

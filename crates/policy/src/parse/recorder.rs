@@ -5,11 +5,11 @@ use program::{
     DEFAULT_RULE, RECORDER_RULES_MAX, RECORDER_TRIGGERS_MAX, RecorderRing, RecorderSpec, RecorderTrigger,
 };
 
-use crate::hint::Hint;
+use crate::hint::ProblemHint;
 use crate::keys;
 use crate::policy::{RecorderDefinition, RuleDefinition};
 
-use super::reader::{Key, Reader, Table, Value, nearest};
+use super::reader::{Key, Names, Reader, Table, Value, nearest};
 use super::sets::shortened;
 use super::sinks::Sinks;
 
@@ -23,6 +23,8 @@ const TRIGGER_HINT: &str =
 #[derive(Clone, Copy)]
 pub(super) struct RecorderNames<'p> {
     pub(super) rules: &'p [RuleDefinition],
+    /// The names of all rules that the text has, those with errors included.
+    pub(super) written: &'p Names,
     pub(super) sinks: &'p Sinks,
 }
 
@@ -102,13 +104,13 @@ fn rules(reader: &mut Reader, value: &Value<'_>, names: RecorderNames<'_>) -> Op
 fn rule(reader: &mut Reader, value: &Value<'_>, names: RecorderNames<'_>) -> Option<String> {
     let name = reader.string(value, "the name of a rule")?;
     let known = || names.rules.iter().map(|rule| rule.name.as_str()).chain([DEFAULT_RULE]);
-    if known().any(|known| known == name) {
+    if known().any(|known| known == name) || names.written.has(name) {
         return Some(name.to_owned());
     }
     if reader.reports_unknown(name, known()) {
         reader.error_lazy(value.span(), || {
             let hint = match nearest(name, known()) {
-                Some(near) => Hint::meant(name, near),
+                Some(near) => ProblemHint::meant(name, near),
                 None => "write the name of a rule, or \"default\"".into(),
             };
             (format!("unknown rule `{}`", shortened(name)), "no such rule".to_owned(), hint)

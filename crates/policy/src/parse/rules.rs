@@ -21,7 +21,7 @@ use super::sinks::Sinks;
 #[derive(Default)]
 pub(super) struct Rules {
     pub(super) list: Vec<RuleDefinition>,
-    names: Names,
+    pub(super) names: Names,
 }
 
 /// The groups and sinks that rules may name.

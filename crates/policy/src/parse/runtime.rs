@@ -10,7 +10,7 @@ use crate::policy::{Action, RuleDefinition, RuntimeDefinition};
 
 use super::actions;
 use super::groups::Groups;
-use super::reader::{Key, Reader, Table, Value, entries, nearest};
+use super::reader::{Key, Names, Reader, Table, Value, entries, nearest};
 use super::sets::shortened;
 
 /// The rules of a policy that does not say how many.
@@ -22,17 +22,19 @@ const FIELDS: [&str; 6] = ["src", "dst", "protocol", "src_port", "dst_port", "vl
 const FORM_HINT: &str =
     "write fields with blanks between them: \"src\", \"src dst protocol src_port dst_port\", \"dst/24\"";
 
-/// Reads the table. `rules` are all rules in their final order.
+/// Reads the table. `rules` are all rules in their final order, `written` the names of all that the text has,
+/// those with errors among them.
 pub(super) fn read(
     reader: &mut Reader,
     key: &Key<'_>,
     value: &Value<'_>,
     groups: &Groups,
     rules: &[RuleDefinition],
+    written: &Names,
 ) -> Option<RuntimeDefinition> {
     let table = reader.table(value, "`runtime`")?;
     reader.refuse_unknown_keys(table, keys::RUNTIME, "`runtime`");
-    let before = before(reader, table, rules);
+    let before = before(reader, table, rules, written);
     let forms = forms(reader, key, table);
     let actions = allowed(reader, key, table, groups);
     let mut most = |key: &str, usual: u32| match table.get(key) {
@@ -55,14 +57,20 @@ pub(super) fn read(
 }
 
 /// The index of the rule that they stand before.
-fn before(reader: &mut Reader, table: &Table<'_>, rules: &[RuleDefinition]) -> Option<usize> {
+fn before(
+    reader: &mut Reader,
+    table: &Table<'_>,
+    rules: &[RuleDefinition],
+    written: &Names,
+) -> Option<usize> {
     let Some(value) = table.get("before") else { return Some(rules.len()) };
     let name = reader.string(value, "`before`")?;
     if name == program::DEFAULT_RULE {
         return Some(rules.len());
     }
     let found = rules.iter().position(|rule| rule.name == name);
-    if found.is_none() && reader.reports_unknown(name, rules.iter().map(|rule| rule.name.as_str())) {
+    let is_unknown = found.is_none() && !written.has(name);
+    if is_unknown && reader.reports_unknown(name, rules.iter().map(|rule| rule.name.as_str())) {
         reader.error_lazy(value.span(), || {
             let near = nearest(name, rules.iter().map(|rule| rule.name.as_str()));
             let hint = match near {

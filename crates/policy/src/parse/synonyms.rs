@@ -118,6 +118,14 @@ pub(super) fn of_key(of: &str, name: &str) -> Option<ProblemHint> {
     )
 }
 
+/// A hint for an unknown field of a packet: the key of a match that has this name in another tool, or the
+/// nearest of the fields.
+pub(crate) fn meant_field<'k>(name: &str, fields: impl Iterator<Item = &'k str>) -> Option<String> {
+    let key = of_key("a match", name).map(|hint| hint.text().to_owned());
+    key.filter(|hint| hint.starts_with("write `"))
+        .or_else(|| nearest(name, fields).map(|near| format!("did you mean `{near}`?")))
+}
+
 /// A hint for an unknown action.
 pub(super) fn of_action(text: &str) -> Option<&'static str> {
     let word = text.split_whitespace().next()?.to_ascii_lowercase();

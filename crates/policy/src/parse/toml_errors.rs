@@ -16,6 +16,9 @@ use super::sets::shortened;
 /// Quotation marks that word processors write.
 const TYPOGRAPHIC: [char; 6] = ['\u{2018}', '\u{2019}', '\u{201c}', '\u{201d}', '\u{201e}', '\u{201a}'];
 
+/// The parser's message for a key that is there already.
+const DUPLICATE: &str = "duplicate key";
+
 /// The kind of document that a text is to be, in messages about its syntax.
 #[derive(Clone, Copy, Debug)]
 pub struct DocumentKind {
@@ -25,6 +28,8 @@ pub struct DocumentKind {
     pub form: &'static str,
     /// The remedy for a table whose header is not closed.
     pub tables: &'static str,
+    /// The names of the lists of tables, of which each table has two brackets.
+    pub lists: &'static [&'static str],
     /// The remedy for a text that is not TOML and must not be quoted ([`Source::unquoted`]).
     pub whole: &'static str,
 }
@@ -34,6 +39,7 @@ pub(super) const POLICY: DocumentKind = DocumentKind {
     name: "a policy",
     form: "begin with version = 1; tables are [groups.NAME] and [[rules]]",
     tables: "write [[rules]] for a rule, [groups.NAME] for a group",
+    lists: &["rules", "tests"],
     whole: "an included file must be a complete policy in TOML",
 };
 
@@ -50,7 +56,7 @@ struct Found<'e> {
 /// use policy::{DocumentKind, Source};
 ///
 /// let (form, whole) = ("begin with [table]", "it has tables in TOML");
-/// let kind = DocumentKind { name: "the file", form, tables: "write [table]", whole };
+/// let kind = DocumentKind { name: "the file", form, tables: "write [table]", lists: &[], whole };
 /// let source = Arc::new(Source::new("s.toml", "[table]\nlisten = \"off\n"));
 /// let problems = policy::read_document(&source, &kind).unwrap_err();
 /// assert_eq!(problems.to_string(), "s.toml:2:10: error: not TOML: this string is never closed (write \" at its end)");
@@ -93,7 +99,7 @@ fn report(reader: &mut Reader, text: &str, found: &[Found<'_>], kind: &DocumentK
     }
     if !reader.source.may_be_quoted() {
         let message = match first.message {
-            "duplicate key" => "a key is defined twice".to_owned(),
+            DUPLICATE => "a key is defined twice".to_owned(),
             message => parser_message(message),
         };
         return reader.error_with(first.span.clone(), message, "here", kind.whole);
@@ -117,8 +123,18 @@ fn report(reader: &mut Reader, text: &str, found: &[Found<'_>], kind: &DocumentK
             guesses.push(begin..if is_one_line { begin + 1 } else { u32::MAX });
         }
     }
+    let mut duplicates = found.iter().filter(|found| found.message == DUPLICATE);
+    let single = duplicates.find_map(|found| Some((found, list_header(text, &found.span, kind)?)));
+    if let Some((Found { span, .. }, name)) = single {
+        let hint = format!("write [[{name}]] before each of them, with two brackets on each side");
+        reader.error_with(span.clone(), format!("`{name}` is a list of tables"), "one bracket", hint);
+    }
     let mut last: Option<(&str, u32)> = None;
     for Found { message, span } in found {
+        // The keys of a second table are not duplicates once it has two brackets.
+        if single.is_some() && *message == DUPLICATE {
+            continue;
+        }
         // After the first problem of a line the parser guesses, unless it finds the same problem again.
         let line = reader.source.line(span.start);
         if last.is_some_and(|(first, last_line)| last_line == line && first != *message)
@@ -133,6 +149,13 @@ fn report(reader: &mut Reader, text: &str, found: &[Found<'_>], kind: &DocumentK
             None => reader.error(span.clone(), message, "here"),
         }
     }
+}
+
+/// The name of a list whose header has one bracket, `[rules]`, in the line of a place.
+fn list_header(text: &str, span: &Range<usize>, kind: &DocumentKind) -> Option<&'static str> {
+    let start = text.get(..span.start)?.rfind('\n').map_or(0, |newline| newline + 1);
+    let name = text.get(start..)?.lines().next()?.trim_start().strip_prefix('[')?.split_once(']')?.0.trim();
+    kind.lists.iter().copied().find(|list| *list == name)
 }
 
 /// Whether a message of the parser may be due to an unclosed bracket.
@@ -224,7 +247,7 @@ fn other_format(text: &str) -> Option<(&'static str, Range<usize>)> {
 /// Message and hint for one problem.
 fn explain(message: &str, text: &str, span: &Range<usize>, kind: &DocumentKind) -> (String, Option<String>) {
     let problem = message.split_once(", expected ").map_or(message, |(problem, _)| problem);
-    if problem == "duplicate key" {
+    if problem == DUPLICATE {
         let name = shortened(text.get(span.clone()).unwrap_or("?"));
         return (
             format!("`{name}` is defined twice"),

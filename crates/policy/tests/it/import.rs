@@ -120,7 +120,7 @@ fn a_filters_location_is_its_precedence() {
 fn masks_are_converted_as_the_device_reads_them() {
     let text = "Filter: 0\n\tRule Type: TCP over IPv4\n\tSrc IP addr: 10.0.0.4 mask: 0.0.2.3\n\
         \tDest port: 4096 mask: 0xf0f\n\tVLAN: 0x2005 mask: 0x1ff0\n\tAction: Direct to queue 3\n";
-    let imported = import::ethtool(text).expect("the format");
+    let imported = import::ethtool_with(text, Some("host0")).expect("the format");
     let policy = parsed(&imported);
     assert_eq!(imported.notes, []);
     let predicate = Predicate::of(&policy.rules[0].matches);
@@ -147,12 +147,12 @@ fn masks_are_converted_as_the_device_reads_them() {
 
 /// A filter of the importer's usual kind with these lines.
 fn udp_filter(lines: &str) -> Imported {
-    import::ethtool(&format!(
+    let listing = format!(
         "4 RX rings available\nTotal 1 rules\n\nFilter: 3\n\tRule Type: UDP over IPv4\n\
          \tSrc IP addr: 0.0.0.0 mask: 255.255.255.255\n\tDest IP addr: 198.51.100.7 mask: 0.0.0.0\n\
          \tTOS: 0x0 mask: 0xff\n\tSrc port: 0 mask: 0xffff\n\tDest port: 4791 mask: 0x0\n{lines}"
-    ))
-    .expect("the format")
+    );
+    import::ethtool_with(&listing, Some("host0")).expect("the format")
 }
 
 fn notes(imported: &Imported) -> String {
@@ -203,6 +203,30 @@ fn a_vlan_without_a_mask_is_its_id_and_priority() {
     assert!(notes(&imported).contains("drop-eligible bit"), "{}", notes(&imported));
     let marked = udp_filter("\tVLAN: 0x1005 mask: 0x0\n\tAction: Direct to queue 2\n");
     assert!(parsed(&marked).rules.is_empty(), "the bit itself: {}", marked.policy_toml);
+}
+
+/// The kernel receives the packets of ethtool's queues, the filters that drop aside.
+#[test]
+fn filters_that_leave_packets_to_the_kernel_are_noted() {
+    let filter = |location: u32, action: &str| {
+        format!(
+            "Filter: {location}\n\tRule Type: UDP over IPv4\n\tDest port: 53 mask: 0x0\n\tAction: {action}\n\n"
+        )
+    };
+    let listing =
+        [filter(1, "Drop"), filter(2, "Direct to queue 3"), filter(3, "Direct to RSS Context 1")].concat();
+    let imported = import::ethtool(&listing).expect("the format");
+    let of_filters: Vec<&str> =
+        imported.notes.iter().map(|note| &*note.message).filter(|text| text.starts_with("filter")).collect();
+    assert!(of_filters[0].starts_with("filter 2 leaves packets to the kernel, on queue 3"), "{of_filters:?}");
+    assert!(
+        of_filters[1].starts_with("filter 3 leaves packets to the kernel, on the queues of RSS context 1")
+    );
+    assert_eq!(of_filters.len(), 2);
+    let returning = import::ethtool_with(&listing, Some("host0")).expect("the format");
+    assert!(!notes(&returning).contains("leaves packets"), "{}", notes(&returning));
+    let policy = parsed(&returning);
+    assert!(policy.groups.iter().all(|group| !group.sinks.is_empty()), "{}", returning.policy_toml);
 }
 
 #[test]

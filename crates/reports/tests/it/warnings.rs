@@ -3,7 +3,7 @@
 use compiler::Job;
 use device_model::DeviceModel;
 use policy::{NoFiles, Source};
-use reports::Check;
+use reports::{Check, protection_warning};
 
 fn warnings(text: &str) -> Vec<String> {
     let (policy, _) = policy::parse(&Source::new("policy.toml", text), &NoFiles).expect("a good policy");
@@ -26,6 +26,24 @@ fn packets_that_a_hybrid_rule_keeps_from_the_host_are_named() {
     // Where nothing is left to the kernel nothing is taken from it.
     let dropping = warnings(&format!("version = 1\ndefault = \"drop\"\n{SCAN}"));
     assert_eq!(dropping.iter().filter(told).count(), 0, "{dropping:?}");
+}
+
+#[test]
+fn a_rule_that_takes_arp_is_warned_of_under_any_default() {
+    let policy = |default: &str, ether_type: &str| {
+        let text = format!(
+            "version = 1\ndefault = \"{default}\"\n[groups.g]\nworkers = [0]\n[[rules]]\nname = \"rest\"\n\
+             match = {{ ethertype = {{ not = [{ether_type}] }} }}\naction = {{ steer = \"g\" }}\n"
+        );
+        policy::parse(&Source::new("policy.toml", text), &NoFiles).expect("a good policy").0
+    };
+    let warning = |default, types| protection_warning(&policy(default, types)).map(|found| found.to_string());
+    let found = warning("kernel", "\"ipv4\", \"ipv6\"").expect("no ARP");
+    let words = "policy.toml:5:1: warning: the host receives none of these packets: ARP (the rule `rest` takes, for example, ";
+    assert!(found.starts_with(words), "{found}");
+    assert_eq!(warning("kernel", "\"ipv4\", \"ipv6\", \"arp\""), None);
+    let found = warning("drop", "\"ipv4\", \"ipv6\"").expect("nothing");
+    assert!(found.contains("`rest`") && found.contains("DHCP (the default takes"), "{found}");
 }
 
 #[test]

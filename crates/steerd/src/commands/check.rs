@@ -262,7 +262,7 @@ fn refuse_conflict(args: &CheckArgs) {
 }
 
 /// Ends the process because of an argument.
-fn refuse_argument(kind: clap::error::ErrorKind, message: &str) -> ! {
+pub(crate) fn refuse_argument(kind: clap::error::ErrorKind, message: &str) -> ! {
     <Cli as clap::CommandFactory>::command().error(kind, message).exit()
 }
 

@@ -89,6 +89,9 @@ pub(crate) enum Error {
     /// The diagnostics have been printed already.
     #[error("{policy} is refused, the previous policy stays in force: {why}")]
     ReloadRefused { policy: String, why: String },
+    /// Nothing is refused: the policy in force stays, confirmed or not.
+    #[error("confirm: {0}")]
+    NotConfirmed(String),
     #[error("not healthy: {0}")]
     Unhealthy(String),
     #[error(transparent)]
@@ -143,6 +146,7 @@ impl Error {
             | Self::Import { .. }
             | Self::Unhealthy(_)
             | Self::ReloadRefused { .. }
+            | Self::NotConfirmed(_)
             | Self::SessionCutOff
             | Self::Packet(_)
             | Self::Rule(_)

@@ -9,7 +9,7 @@ use std::io::{self, Write as _};
 use std::path::Path;
 
 use device_model::DeviceModel;
-use policy::import::{Imported, NftOptions, Note, classbench, ethtool, nft};
+use policy::import::{Imported, NftOptions, Note, classbench, ethtool_with, kernel_sink, nft};
 use policy::{Diagnostics, NoFiles, Policy, Source};
 use serde::Serialize;
 
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &ImportArgs) -> Result<(), Error> {
     args.files.iter().try_for_each(|path| input.add(path))?;
     let imported = match args.kind {
         Import::Classbench => classbench(&input.text),
-        Import::Ethtool => ethtool(&input.text),
+        Import::Ethtool => ethtool_with(&input.text, args.kernel_sink.as_deref()),
         Import::Nft => nft(&input.text, &options),
     };
     let Imported { mut policy_toml, mut notes } = imported.map_err(|wrong| {
@@ -96,25 +96,25 @@ pub(crate) fn run(args: &ImportArgs) -> Result<(), Error> {
 /// # Errors
 /// The names in the arguments are not those of a group or an interface.
 fn complete(policy_toml: &mut String, notes: &mut Vec<Note>, args: &ImportArgs) -> Result<bool, Error> {
+    let parse = |text: &str| policy_file::parse(&Source::new("policy", text), &NoFiles, &BTreeMap::new());
+    let given =
+        format!("version = 1\n{}", additions(None, args.group.as_deref(), args.kernel_sink.as_deref()));
+    parse(&given).map_err(|problems| {
+        let given = [("--group", &args.group), ("--kernel-sink", &args.kernel_sink)];
+        let given =
+            given.into_iter().filter_map(|(option, name)| Some(format!("{option} {}", name.as_ref()?)));
+        let message = format!("{}: {}", given.collect::<Vec<_>>().join(" "), first_of(&problems));
+        Error::Import { path: "-".into(), message }
+    })?;
     let mut note = |message: String| notes.push(Note { line: 0, message });
-    let policy = match policy_file::parse(&Source::new("policy", &**policy_toml), &NoFiles, &BTreeMap::new())
-    {
+    let policy = match parse(policy_toml) {
         Ok(read) => read.policy,
         Err(problems) => {
             note(format!("check refuses this policy: {}", first_of(&problems)));
             return Ok(true);
         }
     };
-    policy_toml.push_str(&additions(&policy, args.group.as_deref(), args.kernel_sink.as_deref()));
-    policy_file::parse(&Source::new("policy", &**policy_toml), &NoFiles, &BTreeMap::new()).map_err(
-        |problems| {
-            let given = [("--group", &args.group), ("--kernel-sink", &args.kernel_sink)];
-            let given =
-                given.into_iter().filter_map(|(option, name)| Some(format!("{option} {}", name.as_ref()?)));
-            let message = format!("{}: {}", given.collect::<Vec<_>>().join(" "), first_of(&problems));
-            Error::Import { path: "-".into(), message }
-        },
-    )?;
+    policy_toml.push_str(&additions(Some(&policy), args.group.as_deref(), args.kernel_sink.as_deref()));
     if policy.rules.is_empty() && policy.groups.is_empty() {
         note("the policy has no active rule".to_owned());
         return Ok(false);
@@ -123,7 +123,7 @@ fn complete(policy_toml: &mut String, notes: &mut Vec<Note>, args: &ImportArgs) 
     let group = args.group.is_none().then_some(GROUP);
     let sink = args.kernel_sink.is_none().then_some(INTERFACE);
     for (group, sink) in [(group, None), (None, sink), (group, sink)] {
-        let added = additions(&policy, group, sink);
+        let added = additions(Some(&policy), group, sink);
         if added.is_empty() || check(&format!("{policy_toml}{added}")).is_err() {
             continue;
         }
@@ -145,13 +145,16 @@ fn complete(policy_toml: &mut String, notes: &mut Vec<Note>, args: &ImportArgs) 
 }
 
 /// The tables of a group and of a sink for a policy that lacks them.
-fn additions(policy: &Policy, group: Option<&str>, interface: Option<&str>) -> String {
+fn additions(policy: Option<&Policy>, group: Option<&str>, interface: Option<&str>) -> String {
+    let has_group =
+        |name: &str| policy.is_some_and(|policy| policy.groups.iter().any(|known| known.name == name));
+    let has_sink = policy.is_some_and(|policy| !policy.sinks.is_empty());
     let mut text = String::new();
-    if let Some(name) = group.filter(|name| policy.groups.iter().all(|known| known.name != **name)) {
+    if let Some(name) = group.filter(|name| !has_group(name)) {
         let _ = write!(text, "\n[groups.{name}]\nworkers = \"all\"\n");
     }
-    if let Some(interface) = interface {
-        let _ = write!(text, "\n[sinks.host]\nkind = \"kernel\"\ninterface = \"{interface}\"\n");
+    if let Some(interface) = interface.filter(|_| !has_sink) {
+        text.push_str(&kernel_sink(interface));
     }
     text
 }

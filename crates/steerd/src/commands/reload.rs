@@ -35,7 +35,10 @@ pub(crate) fn run(args: &ReloadArgs) -> Result<(), Error> {
 
 pub(crate) fn confirm(args: &ConfirmArgs) -> Result<(), Error> {
     let verdict = client::connect(&args.api)?.post("/v1/confirm", &(), LONG)?;
-    let verdict = accepted(verdict, args.output)?;
+    let verdict = accepted(verdict, args.output).map_err(|error| match error {
+        Error::ReloadRefused { why, .. } => Error::NotConfirmed(why),
+        error => error,
+    })?;
     if !args.output.is_json() {
         output::print(&format!("{}: confirmed, generation {}\n", verdict.source, verdict.generation))?;
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 use program::RuntimeMatch;
 use steerd_client::api::RuleChanges;
 
-use crate::api::rules::{RuleBody, RuleList, RuleRow, RulesChanged};
+use crate::api::rules::{RuleBody, RuleList, RuleRow, RulesChanged, rule_id};
 use crate::cli::{RuleAddArgs, RuleArgs, RuleCommand};
 use crate::commands::{Error, client};
 use crate::terminal::output;
@@ -25,19 +25,28 @@ pub(crate) fn run(args: &RuleArgs) -> Result<(), Error> {
         }
         RuleCommand::Load { file } => load(args, file),
         RuleCommand::Del { ids } => {
-            change(args, &RuleChanges { remove: ids.clone(), ..RuleChanges::default() })
+            change(args, &RuleChanges { remove: named_ids(ids), ..RuleChanges::default() })
         }
         RuleCommand::Flush { owner } => {
             change(args, &RuleChanges { flush: true, owner: *owner, ..RuleChanges::default() })
         }
-        RuleCommand::List { id } => list(args, id.as_deref()),
+        RuleCommand::List { id } => {
+            let ids = named_ids(id.as_slice());
+            list(args, ids.first().map(String::as_str))
+        }
     }
 }
 
 fn change(args: &RuleArgs, changes: &RuleChanges<RuntimeMatch>) -> Result<(), Error> {
     let client = client::connect(&args.api)?;
     let changed = client.change(changes)?;
-    print(args, &changed)
+    print(args, &changed)?;
+    if !changes.remove.is_empty() && changed.removed == 0 {
+        let message =
+            "no rule is removed: none has such an id (hint: `steerd rule list` begins each line with it)";
+        return Err(Error::Rule(message.to_owned()));
+    }
+    Ok(())
 }
 
 fn print(args: &RuleArgs, changed: &RulesChanged) -> Result<(), Error> {
@@ -56,10 +65,23 @@ fn print(args: &RuleArgs, changed: &RulesChanged) -> Result<(), Error> {
     Ok(())
 }
 
-/// The rule of the command line.
-fn rule(add: &RuleAddArgs) -> Result<RuleBody, Error> {
+/// The ids of rules. Arguments of the form FIELD=VALUE are together the match of one rule, whose id is made
+/// of it. Those that are no match are ids, which may have the character, too.
+fn named_ids(named: &[String]) -> Vec<String> {
+    let pair =
+        |name: &String| name.split_once('=').map(|(field, value)| (field.to_owned(), value.to_owned()));
+    let pairs: Vec<(String, String)> = named.iter().filter_map(pair).collect();
+    let Some(matches) = runtime_match(&pairs).ok().filter(|_| !pairs.is_empty()) else {
+        return named.to_vec();
+    };
+    let of_match = rule_id(&RuleBody { matches, ..RuleBody::default() });
+    named.iter().filter(|name| !name.contains('=')).cloned().chain([of_match]).collect()
+}
+
+/// The match that arguments of the form FIELD=VALUE are.
+fn runtime_match(matches: &[(String, String)]) -> Result<RuntimeMatch, Error> {
     let mut fields = serde_json::Map::new();
-    for (field, value) in &add.matches {
+    for (field, value) in matches {
         let is_number = matches!(field.as_str(), "src_port" | "dst_port" | "vlan");
         let value = match value.parse::<u16>() {
             Ok(number) if is_number => number.into(),
@@ -69,11 +91,14 @@ fn rule(add: &RuleAddArgs) -> Result<RuleBody, Error> {
             return Err(Error::Rule(format!("`{field}` is given twice")));
         }
     }
-    let matches: RuntimeMatch =
-        serde_json::from_value(fields.into()).map_err(|error| Error::Rule(error.to_string()))?;
+    serde_json::from_value(fields.into()).map_err(|error| Error::Rule(error.to_string()))
+}
+
+/// The rule of the command line.
+fn rule(add: &RuleAddArgs) -> Result<RuleBody, Error> {
     Ok(RuleBody {
         id: add.id.clone(),
-        matches,
+        matches: runtime_match(&add.matches)?,
         action: add.action.clone(),
         both: add.both,
         ttl_seconds: add.ttl.map(|time| time.as_secs_f64()),
@@ -176,5 +201,12 @@ mod tests {
             "a: src 192.0.2.1 -> drop, in workers, 0 packets, 0 bytes, user 0 # \\u{1b}[2Jx\\nb: src \
              192.0.2.2 -> drop"
         );
+    }
+
+    #[test]
+    fn a_match_names_the_rule_that_it_added() {
+        let named = |names: &[&str]| named_ids(&names.iter().map(ToString::to_string).collect::<Vec<_>>());
+        assert_eq!(named(&["a", "dst_port=53", "protocol=udp"]), ["a", "protocol:udp:dst_port:53"]);
+        assert_eq!(named(&["a", "site=7"]), ["a", "site=7"]);
     }
 }

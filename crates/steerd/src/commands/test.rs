@@ -15,6 +15,7 @@ use program::Program;
 use super::target::{COUNTED_ELSEWHERE, Target};
 use crate::cli::{Format, PolicyArgs, TestArgs};
 use crate::commands::Error;
+use crate::commands::check::refuse_argument;
 use crate::policy_file::{self, PolicyErrors};
 use crate::policy_tests::{TestBench, needs_program};
 use crate::settings::Traffic;
@@ -36,6 +37,10 @@ struct TestedPolicy {
 }
 
 pub(crate) fn run(args: &TestArgs) -> Result<(), Error> {
+    if args.prints_junit() && args.printed.format() == Format::Json {
+        let message = "--junit - and JSON cannot both be printed";
+        refuse_argument(clap::error::ErrorKind::ArgumentConflict, message);
+    }
     let given: Vec<Option<PathBuf>> = match args.policies.is_empty() {
         true => vec![None],
         false => args.policies.iter().cloned().map(Some).collect(),
@@ -56,9 +61,11 @@ pub(crate) fn run(args: &TestArgs) -> Result<(), Error> {
     if args.printed.format() == Format::Json {
         report::print_json(&reports)?;
     }
-    if let Some(path) = &args.junit {
-        std::fs::write(path, junit::text(&reports))
-            .map_err(|source| Error::JUnit { path: path.clone(), source })?;
+    match &args.junit {
+        None => {}
+        Some(_) if args.prints_junit() => output::print(&junit::text(&reports))?,
+        Some(path) => std::fs::write(path, junit::text(&reports))
+            .map_err(|source| Error::JUnit { path: path.clone(), source })?,
     }
     let failed: usize = reports.iter().map(PolicyReport::failed).sum();
     match (broken, failed) {
@@ -123,7 +130,9 @@ fn report_of(
     let mut report = PolicyReport::of(name.clone(), results.into_iter().map(TestLine::of).collect());
     let print = |report: &PolicyReport| {
         if args.printed.format() == Format::Text {
-            output::print(&report.text())?;
+            if !args.prints_junit() {
+                output::print(&report.text())?;
+            }
             output::print_diagnostics(&failures);
         }
         Ok::<_, Error>(())

@@ -258,12 +258,16 @@ impl Service {
         match published.policy.program.rules.iter().find(|rule| rule.name == name) {
             None => Err(Refused::new(404, format!("the policy in force has no rule `{name}`"))),
             Some(rule) if matches!(rule.action, Verdict::Deliver(_)) => Ok(()),
-            Some(_) => Err(Refused::new(
-                409,
-                format!(
-                    "no worker delivers packets of the rule `{name}` (hint: capture a copy of them: action = {{ copy = \"GROUP\" }})"
-                ),
-            )),
+            Some(rule) => {
+                let hint = match rule.action {
+                    Verdict::Drop => {
+                        "capture dropped packets by the keys of their match: `steerd capture --dropped MATCH`"
+                    }
+                    _ => "capture a copy of them: action = { copy = \"GROUP\" }",
+                };
+                let message = format!("no worker delivers packets of the rule `{name}` (hint: {hint})");
+                Err(Refused::new(409, message))
+            }
         }
     }
 }

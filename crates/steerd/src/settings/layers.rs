@@ -33,6 +33,7 @@ const SETTINGS: DocumentKind = DocumentKind {
     name: "a settings file",
     form: "begin with a section, such as [device]; config/steerd.toml has all of them",
     tables: "write [SECTION], or [[softnic.ports]] for a port",
+    lists: &["softnic.ports", "softnic.others"],
     whole: "settings are TOML, as in config/steerd.toml",
 };
 

@@ -96,6 +96,7 @@ pub(crate) struct FlowRate {
 pub(crate) struct Rule {
     pub(crate) name: String,
     pub(crate) action: String,
+    /// Where it is decided, in words.
     pub(crate) placement: String,
     /// The device does not count all packets of this rule.
     pub(crate) uncounted: bool,
@@ -192,7 +193,7 @@ fn rule(rule: &RuleState, rates: &PerSecond) -> Rule {
     Rule {
         name: rule.name.clone(),
         action: rule.action.clone(),
-        placement: rule.placement.to_owned(),
+        placement: rule.decided_in(),
         uncounted: rule.uncounted,
         packets: rule.packets(),
         policed: rule.policed_packets(),

@@ -130,7 +130,7 @@ pub(crate) fn rules_table(rules: &Chosen<'_, &RuleState>, rates: &PerSecond) -> 
         let mut row = vec![
             if by_name { rule.name.clone() } else { format!("{} (earlier)", rule.name) },
             rule.action.clone(),
-            rule.placement.into(),
+            rule.decided_in(),
             rule_packets(rule),
             rule_bytes(rule),
             if rule.uncounted { "-".into() } else { rate(rule_rate(rates, rule)) },
@@ -406,6 +406,8 @@ pub(crate) fn bytes_are_unknown(rule: &RuleState) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use program::{Decider, HostReception, RuleDeciders};
+
     use super::*;
     use crate::outcome::Count;
     use crate::rates::Rates;
@@ -431,6 +433,22 @@ mod tests {
         assert!(text.contains("1234"), "{text}");
         assert!(!text.contains("then"), "{text}");
         assert!(text.contains("lost: unknown_tag 2\n"), "{text}");
+    }
+
+    /// On a network interface nothing is hardware but the filters of the NIC.
+    #[test]
+    fn rules_of_an_interface_show_their_deciders() {
+        let decided_by = [Decider::XdpProgram, Decider::Engine].into();
+        let rule = RuleState {
+            name: "web".into(),
+            placement: "hardware",
+            current: true,
+            deciders: Some(RuleDeciders { decided_by, host: HostReception::No }),
+            ..RuleState::default()
+        };
+        let state = State { rules: vec![rule], ..State::default() };
+        let text = live(&state, &PerSecond::default(), 24);
+        assert!(text.contains("XDP program, engine") && !text.contains("hardware"), "{text}");
     }
 
     /// Packets that a sink or a policer has dropped are shown wherever packets are.

@@ -647,9 +647,8 @@ fn a_capture_is_started_and_stopped_on_the_running_daemon() {
 fn a_capture_that_would_get_nothing_is_refused() {
     let place = Place::new(&format!("{STEER_DNS}{DROP_SCANS}"));
     let _daemon = place.start();
-    for (rule, why) in [("none", "no rule `none`"), ("scan", "no worker delivers packets of the rule `scan`")]
-    {
-        let output = place.run(&["capture", rule, "-w", "x.pcapng"]);
+    for (rule, why) in [("none", "no rule `none`"), ("scan", "`steerd capture --dropped MATCH`")] {
+        let output = place.run(&["capture", rule, "-n", "5", "-w", "x.pcapng"]);
         assert_eq!(output.status.code(), Some(8));
         assert!(stderr(&output).contains(why), "{}", stderr(&output));
         assert!(!place.path("x.pcapng").exists());

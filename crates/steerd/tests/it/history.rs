@@ -159,7 +159,9 @@ fn a_confirmed_policy_stays_and_rollback_brings_the_other_back() {
     let second = sha256(&place);
     std::thread::sleep(Duration::from_millis(8500));
     assert_eq!(sha256(&place), second, "it stays");
-    assert_eq!(place.run(&["confirm"]).status.code(), Some(1), "nothing waits any more");
+    let again = place.run(&["confirm"]);
+    let words = "steerd: confirm: no reload waits for its confirmation";
+    assert!(again.status.code() == Some(1) && stderr(&again).trim() == words, "{}", stderr(&again));
     let text = place.ok(&["rollback"]);
     assert!(
         text.contains("1 rule removed (scan)") && text.contains("the file still has the later policy"),

@@ -94,6 +94,7 @@ fn a_rule_acts_when_the_call_returns_and_ends_with_its_removal() {
     let text = place.ok(&["rule", "list", "https"]);
     assert!(text.starts_with("https: protocol tcp dst_port 443 -> drop, in workers, "), "{text}");
     place.ok(&["rule", "del", "https", "gone"]);
+    assert_eq!(place.run(&["rule", "del", "https"]).status.code(), Some(1), "there is none any more");
     // A state is shown for a second.
     std::thread::sleep(Duration::from_millis(1200));
     let after = dropped();

@@ -56,6 +56,22 @@ impl Filter {
         }
     }
 
+    /// The note that the filter leaves packets to the kernel and its rule does not; `None`: it drops them.
+    pub(super) fn note_of_leaving(&self, target: Target) -> Option<Note> {
+        let target = match target {
+            Target::Drop => return None,
+            Target::Queue(queue) => format!("queue {queue}"),
+            Target::Context(context) => format!("the queues of RSS context {context}"),
+        };
+        let message = format!(
+            "filter {} leaves packets to the kernel, on {target}; here they leave the kernel for workers (hint: import with \
+             --kernel-sink, which returns them, or write `queues` in place of `workers` in the group, which puts them on \
+             these queues of the NIC)",
+            self.shown()
+        );
+        Some(Note { line: self.line, message })
+    }
+
     pub(super) fn take(&mut self, text: &str) {
         match text.split_once(':') {
             Some((name, value)) => {

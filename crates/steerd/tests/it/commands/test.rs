@@ -239,6 +239,9 @@ fn a_junit_file_is_xml_with_every_test() {
     ]);
     let output = run_in(&folder, &["test", "good.toml", "bad.toml", "broken.toml", "--junit", "out.xml"]);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let printed = run_in(&folder, &["test", "good.toml", "--junit", "-"]);
+    assert!(printed.status.success() && stdout(&printed).starts_with("<?xml"), "{}", stdout(&printed));
+    assert!(!folder.path().join("-").exists());
     let script = "import sys, xml.etree.ElementTree as e\n\
         root = e.parse(sys.argv[1]).getroot()\n\
         print([(s.get('name'), s.get('tests'), s.get('failures'), s.get('errors')) for s in root])\n\
