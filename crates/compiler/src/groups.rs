@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use device_model::DeviceModel;
 use packet::HashFields;
 use policy::policy::{DEFAULT_TABLE_SIZE, GroupDefinition, MAX_TABLE_SIZE, Workers};
-use policy::spread::{all_workers, entries_for, shares_of, spread};
+use policy::spread::{all_workers, entries_for, hand_over, shares_of, spread};
 use program::{Group, GroupId, WorkerId};
 
 use crate::job::Job;
@@ -26,6 +26,8 @@ pub(super) enum GroupProblem {
         workers: usize,
     },
     NoWorkers,
+    /// All workers of the group are spare.
+    OnlySpare,
     /// The group hashes the source or the destination alone, and the device hashes both or none.
     HalfHash,
     Table(TableProblem),
@@ -88,14 +90,19 @@ fn group(job: &Job<'_>, definition: &GroupDefinition, problems: &mut Vec<GroupPr
             shares_of(listed)
         }
     };
+    let is_spare = |worker: WorkerId| job.spare.contains(&worker);
+    let serving: Vec<(u32, u32)> =
+        shares.iter().filter(|(worker, _)| !is_spare(WorkerId(*worker))).copied().collect();
     if shares.is_empty() {
         problems.push(GroupProblem::NoWorkers);
+    } else if serving.is_empty() {
+        problems.push(GroupProblem::OnlySpare);
     }
     if profile.hash_field_pairs && hashes_half_a_pair(definition.fields) {
         problems.push(GroupProblem::HalfHash);
     }
     let table = if profile.table_consecutive {
-        consecutive(definition, &shares, profile).unwrap_or_else(|fault| {
+        consecutive(definition, &serving, profile).unwrap_or_else(|fault| {
             problems.push(GroupProblem::Table(TableProblem::NotConsecutive(fault)));
             Vec::new()
         })
@@ -103,10 +110,11 @@ fn group(job: &Job<'_>, definition: &GroupDefinition, problems: &mut Vec<GroupPr
         let size = table_size(definition, profile, shares.len(), problems);
         // Without valid workers, or an allowed size, there is no table to look for starved workers in.
         let is_sound = problems.is_empty();
-        let table = if is_sound { spread(&shares, size) } else { Vec::new() };
+        let mut table = if is_sound { spread(&shares, size) } else { Vec::new() };
         if is_sound && let Some(problem) = starved_worker(definition, profile, &shares, &table) {
             problems.push(GroupProblem::Table(problem));
         }
+        hand_over(&mut table, &serving, is_spare);
         table
     };
     Group {

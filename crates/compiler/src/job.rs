@@ -3,7 +3,7 @@
 use device_model::DeviceModel;
 use policy::Policy;
 use policy::policy::Action;
-use program::{Program, SinkKind};
+use program::{Program, SinkKind, WorkerId};
 
 use crate::weights::Weights;
 
@@ -16,6 +16,8 @@ pub struct Job<'p> {
     pub profile: &'p DeviceModel,
     /// The number of workers among which groups choose theirs.
     pub workers: usize,
+    /// The workers among these that wait as spares: no table has an entry for them.
+    pub spare: &'p [WorkerId],
     /// The program that is on the device; a rule that is in both keeps its flow tag.
     pub previous: Option<&'p Program>,
     /// The number of packets that each rule decides; `None`: all rules count alike.
@@ -26,7 +28,14 @@ impl<'p> Job<'p> {
     /// A policy for a device and a number of workers.
     #[must_use]
     pub fn new(policy: &'p Policy, profile: &'p DeviceModel, workers: usize) -> Self {
-        Self { policy, profile, workers, previous: None, weights: None }
+        Self { policy, profile, workers, spare: &[], previous: None, weights: None }
+    }
+
+    /// With spare workers, which are numbered like the others: those that share a group with them have their
+    /// entries of its table.
+    #[must_use]
+    pub fn with_spare(self, spare: &'p [WorkerId]) -> Self {
+        Self { spare, ..self }
     }
 
     /// For a device with a program: a rule that is in both keeps its class, which is its flow tag, and the
