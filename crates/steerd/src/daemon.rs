@@ -31,6 +31,8 @@ pub(crate) mod sink_health;
 pub(crate) mod sinks;
 mod trace;
 mod watch;
+mod worker_set;
+mod workers;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -174,8 +176,8 @@ fn start(
     let builder = builder?;
     // After the wires: an XDP program may make a driver set up its queues anew.
     let nic_drops = NicDrops::open(&loaded.settings, args.filter_model.as_ref())?;
-    let (device, workers) = (&builder.opened().device, builder.worker_count());
-    let profile = builder.opened().profile(workers);
+    let (device, workers) = (&builder.opened().device, builder.serving_count());
+    let profile = builder.profile();
     let begun = Instant::now();
     let (compiled, fault) = first_policy(&loaded.policy, history, &profile, workers)?;
     fault.iter().for_each(|fault| tracing::error!("{fault}"));

@@ -188,7 +188,7 @@ impl Dataplane {
             protected,
             past: match cause {
                 Cause::Policy | Cause::Priorities => past,
-                Cause::Rules => last.policy.past,
+                Cause::Rules | Cause::Workers => last.policy.past,
             },
             set_sizes,
             weights,
@@ -196,10 +196,10 @@ impl Dataplane {
             generation: installed.generation.0,
             loaded_at_seconds: match cause {
                 Cause::Policy => unix_seconds(),
-                Cause::Priorities | Cause::Rules => last.policy.loaded_at_seconds,
+                Cause::Priorities | Cause::Rules | Cause::Workers => last.policy.loaded_at_seconds,
             },
             warnings: match cause {
-                Cause::Policy | Cause::Priorities => {
+                Cause::Policy | Cause::Priorities | Cause::Workers => {
                     Warnings::of(&warnings, self.controller.warnings().map(ToOwned::to_owned))
                 }
                 Cause::Rules => last.policy.warnings.clone(),
@@ -211,7 +211,7 @@ impl Dataplane {
             published.policy = Arc::new(policy);
             published.nic_drops = nic_drops;
             published.sinks = sinks;
-            if cause != Cause::Rules {
+            if matches!(cause, Cause::Policy | Cause::Priorities) {
                 published.reloads.last_error = installed.warning.as_ref().map(ToString::to_string);
                 published.reloads.last_successful = true;
             }

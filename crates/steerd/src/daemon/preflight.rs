@@ -218,7 +218,7 @@ fn placement(start: &Start<'_>, _: &mut Findings) {
 /// The memory of the workers. What is missing beside a running daemon may be free after it.
 fn memory(start: &Start<'_>, found: &mut Findings) {
     let settings = start.settings;
-    let Ok(cores) = cores::of_workers(settings, &HostCores::of(settings)) else { return };
+    let Ok(cores) = cores::with_spare(settings, &HostCores::of(settings)) else { return };
     let Ok(frame_bytes) = settings.frame_bytes(&device::known_mtus(settings)) else { return };
     let may_be_freed = |refused: &HugememWarning| start.running.is_some() && refused.is_shortage();
     let mut is_short = false;

@@ -100,7 +100,7 @@ fn rule(rule: &RuleState) -> LiveRule<'_> {
 fn worker(worker: &WorkerState) -> LiveWorker<'_> {
     LiveWorker {
         worker: worker.worker,
-        core: worker.core,
+        core: worker.place.core,
         received_packets: worker.received_packets,
         received_bytes: worker.received_bytes,
         lost_packets: &worker.lost_packets,

@@ -209,7 +209,7 @@ fn worker(worker: &WorkerState, rates: &PerSecond) -> Worker {
     let part = |ns: f64| if whole > 0.0 { (ns / whole).clamp(0.0, 1.0) } else { 0.0 };
     Worker {
         worker: number,
-        core: worker.core,
+        core: worker.place.core,
         stalled: worker.stalled,
         failed: worker.failed,
         queue_recoveries: worker.queue_recoveries,

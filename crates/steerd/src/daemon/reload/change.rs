@@ -305,15 +305,21 @@ impl Work {
         profile: &DeviceModel,
     ) -> Result<Compiled, Refused> {
         let observer = &self.parts.observer;
-        let workers = observer.worker_count();
+        let set = Arc::clone(&observer.board.read().workers);
         let traffic = before.source.traffic.as_ref();
         let counters = (traffic == Some(&Traffic::Counters))
             .then(|| Counters::of_state(&observer.state(), before.weights.clone()));
         let device_rules = |_: &Policy| choice.rules().to_vec();
         // Half of the priorities are only a step on the way.
-        let proves_room = profile.priorities == observer.opened.profile(workers).priorities;
-        let running =
-            Running { program: &before.program, counters, device_rules: &device_rules, proves_room };
+        let proves_room = profile.priorities == observer.opened.profile(observer.worker_count()).priorities;
+        let running = Running {
+            program: &before.program,
+            spare: &set.spare(),
+            counters,
+            device_rules: &device_rules,
+            proves_room,
+        };
+        let workers = set.known();
         let past = match &self.origin {
             Origin::File(_) | Origin::Changed(_) => None,
             Origin::Past(policy) => Some(policy.number),
@@ -500,8 +506,9 @@ pub(in crate::daemon) fn plan(parts: &Parts, read: &Read) -> Result<PlanReport, 
     let facts = rules.facts(&read.policy, true);
     let mut choice = rules.lock().choose(&read.policy, &before.program, facts.as_ref());
     let counters = Counters::of_weights(before.weights.clone());
-    let workers = observer.worker_count();
-    let profile = observer.opened.profile(workers);
+    let set = Arc::clone(&observer.board.read().workers);
+    let workers = set.known();
+    let profile = observer.opened.profile(observer.worker_count());
     let weights = counters.weights(&read.policy);
     let half = profile.with_half_of_the_priorities();
     let mut offered = &profile;
@@ -509,6 +516,7 @@ pub(in crate::daemon) fn plan(parts: &Parts, read: &Read) -> Result<PlanReport, 
         let device_rules = |_: &Policy| choice.rules().to_vec();
         let running = Running {
             program: &before.program,
+            spare: &set.spare(),
             counters: None,
             device_rules: &device_rules,
             proves_room: std::ptr::eq(offered, &profile),

@@ -1,0 +1,93 @@
+//! Which workers serve, and which are spare. A worker keeps its number, its receive queue, its part of each
+//! sink and its counters from the start of the daemon to its end; a spare one is in no group's table.
+
+use program::WorkerId;
+
+use crate::state::WorkerPlace;
+
+/// The workers, by number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct WorkerSet {
+    places: Vec<WorkerPlace>,
+    /// The number of workers that policies may name: at least those that serve have lower numbers.
+    known: usize,
+}
+
+impl WorkerSet {
+    /// The last `spare` of the workers with these cores are spare, and policies cannot name them yet.
+    pub(crate) fn new(cores: &[Option<usize>], spare: usize) -> Self {
+        let known = cores.len().saturating_sub(spare);
+        let place =
+            |(index, core): (usize, &Option<usize>)| WorkerPlace { spare: index >= known, core: *core };
+        Self { places: cores.iter().enumerate().map(place).collect(), known }
+    }
+
+    /// The number of workers among which groups choose theirs. It never decreases, so that a policy stays
+    /// valid when a worker of it becomes spare.
+    pub(crate) fn known(&self) -> usize {
+        self.known
+    }
+
+    /// The spare workers, in ascending order.
+    pub(crate) fn spare(&self) -> Vec<WorkerId> {
+        self.ids().filter(|worker| self.is_spare(*worker)).collect()
+    }
+
+    /// The workers that are not spare, in ascending order.
+    pub(crate) fn serving(&self) -> impl Iterator<Item = WorkerId> {
+        self.ids().filter(|worker| !self.is_spare(*worker))
+    }
+
+    pub(crate) fn ids(&self) -> impl Iterator<Item = WorkerId> {
+        (0..self.places.len()).map(WorkerId::of)
+    }
+
+    pub(crate) fn contains(&self, worker: WorkerId) -> bool {
+        worker.index() < self.places.len()
+    }
+
+    pub(crate) fn is_spare(&self, worker: WorkerId) -> bool {
+        self.place(worker).spare
+    }
+
+    /// Where a worker is; of one that does not exist, that it serves nowhere.
+    pub(crate) fn place(&self, worker: WorkerId) -> WorkerPlace {
+        self.places.get(worker.index()).copied().unwrap_or_default()
+    }
+
+    /// With this spare worker in service.
+    pub(super) fn with(&self, worker: WorkerId, core: Option<usize>) -> Self {
+        let known = self.known.max(worker.index() + 1);
+        Self { known, ..self.replaced(worker, WorkerPlace { spare: false, core }) }
+    }
+
+    /// With this worker as a spare one.
+    pub(super) fn without(&self, worker: WorkerId) -> Self {
+        self.replaced(worker, WorkerPlace { spare: true, core: None })
+    }
+
+    fn replaced(&self, worker: WorkerId, place: WorkerPlace) -> Self {
+        let mut set = self.clone();
+        set.places.iter_mut().skip(worker.index()).take(1).for_each(|known| *known = place);
+        set
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_workers_stay_known() {
+        let set = WorkerSet::new(&[Some(3), Some(4), None, None], 2);
+        let spare = |set: &WorkerSet| set.spare().iter().map(|worker| worker.0).collect::<Vec<_>>();
+        assert_eq!((set.known(), spare(&set)), (2, vec![2, 3]));
+        let set = set.without(WorkerId(1));
+        assert_eq!((set.known(), spare(&set), set.place(WorkerId(1)).core), (2, vec![1, 2, 3], None));
+        let set = set.with(WorkerId(3), Some(7));
+        assert_eq!((set.known(), spare(&set), set.place(WorkerId(3)).core), (4, vec![1, 2], Some(7)));
+        assert_eq!(set.serving().map(|worker| worker.0).collect::<Vec<_>>(), [0, 3]);
+        assert_eq!(set.without(WorkerId(3)).known(), 4);
+        assert!(!set.contains(WorkerId(4)));
+    }
+}
