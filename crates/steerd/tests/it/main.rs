@@ -52,3 +52,4 @@ mod tracepoints;
 mod traces;
 mod trial;
 mod watch;
+mod workers;
