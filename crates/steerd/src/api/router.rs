@@ -229,11 +229,7 @@ impl Api {
                 json(&changed??)
             }
             Call::Workers => json(&self.links.daemon.workers()),
-            Call::ChangeWorkers => {
-                let bytes = body(incoming, call.body_bytes_max()).await?;
-                let change: WorkerChange = request::body(&bytes)?;
-                json(&computed(|| self.links.daemon.change_workers(change, &asker(peer)))??)
-            }
+            Call::ChangeWorkers => self.change_workers(incoming, call.body_bytes_max(), peer).await?,
             Call::Reload => {
                 let bytes = body(incoming, call.body_bytes_max()).await?;
                 let asked: ReloadBody = request::options(&bytes)?;
@@ -325,6 +321,18 @@ impl Api {
         };
         let answer = computed(|| flows::of(&in_force, &state, rule).map(|flows| json(&flows)));
         Ok(answer??)
+    }
+
+    async fn change_workers(
+        &self,
+        incoming: Incoming,
+        body_bytes_max: usize,
+        peer: Option<Peer>,
+    ) -> Result<Answer, Refused> {
+        let bytes = body(incoming, body_bytes_max).await?;
+        let change: WorkerChange = request::body(&bytes)?;
+        let changed = computed(|| self.links.daemon.change_workers(change, &asker(peer)))??;
+        Ok(json(&changed))
     }
 
     /// Waits for the daemon's verdict. The reload goes on if the client goes away.
