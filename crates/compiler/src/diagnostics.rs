@@ -211,9 +211,9 @@ impl<'p> Context<'p> {
             GroupProblem::NoWorkers => {
                 (format!("the group `{name}` has no workers"), "empty".to_owned(), None, configured(0))
             }
-            GroupProblem::OnlySpare => (
+            GroupProblem::OnlyAbsent => (
                 format!("the group `{name}` has no worker that serves"),
-                "all of its workers are spare".to_owned(),
+                "all of its workers are spare or stalled".to_owned(),
                 None,
                 "add one with `steerd worker add`, or let the group name others".to_owned(),
             ),

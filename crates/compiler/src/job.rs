@@ -16,8 +16,8 @@ pub struct Job<'p> {
     pub profile: &'p DeviceModel,
     /// The number of workers among which groups choose theirs.
     pub workers: usize,
-    /// The workers among these that wait as spares: no table has an entry for them.
-    pub spare: &'p [WorkerId],
+    /// The workers among these that get no packets now: no table has an entry for them.
+    pub absent: &'p [WorkerId],
     /// The program that is on the device; a rule that is in both keeps its flow tag.
     pub previous: Option<&'p Program>,
     /// The number of packets that each rule decides; `None`: all rules count alike.
@@ -28,14 +28,14 @@ impl<'p> Job<'p> {
     /// A policy for a device and a number of workers.
     #[must_use]
     pub fn new(policy: &'p Policy, profile: &'p DeviceModel, workers: usize) -> Self {
-        Self { policy, profile, workers, spare: &[], previous: None, weights: None }
+        Self { policy, profile, workers, absent: &[], previous: None, weights: None }
     }
 
-    /// With spare workers, which are numbered like the others: those that share a group with them have their
-    /// entries of its table.
+    /// Without these workers, which keep their numbers: the others of their groups have their entries of the
+    /// tables.
     #[must_use]
-    pub fn with_spare(self, spare: &'p [WorkerId]) -> Self {
-        Self { spare, ..self }
+    pub fn without(self, absent: &'p [WorkerId]) -> Self {
+        Self { absent, ..self }
     }
 
     /// For a device with a program: a rule that is in both keeps its class, which is its flow tag, and the

@@ -58,6 +58,7 @@ use crate::daemon::shutdown::{LOG_TIMEOUT, Reporting, stop};
 use crate::daemon::signals::{Event, Signals};
 use crate::daemon::sink_health::SinkMonitor;
 use crate::daemon::watch::{PolicyWatch, WatchedFiles};
+use crate::daemon::workers::StallWatch;
 
 use crate::message::{NoSignals, NoThread};
 use crate::policy_file::{self, Compiled, PolicyErrors};
@@ -128,8 +129,12 @@ fn steer(
     };
     let servers = bound.serve(&parts, reloads)?;
     let rules_clock = {
-        let rules = Arc::clone(&rules);
-        Background::start("rules", move || rules.tick())?
+        let (rules, mut stalls) = (Arc::clone(&rules), StallWatch::new(parts.clone()));
+        Background::start("rules", move || {
+            // Before the rules, which wait for workers.
+            stalls.tick();
+            rules.tick();
+        })?
     };
     let ports = watch_ports(observer, loaded.settings.workers.timestamps)?;
     let view = start_view(observer, screen)?;

@@ -144,7 +144,7 @@ impl Read {
         proves_room: bool,
     ) -> Result<Compiled, Diagnostics> {
         let previous = running.map(|running| running.program);
-        let spare = running.map_or(&[][..], |running| running.spare);
+        let absent = running.map_or(&[][..], |running| running.absent);
         let Self { mut policy, mut warnings, inputs } = self;
         if let Some(error) = without_workers(&policy) {
             return Err(vec![error].into());
@@ -152,7 +152,7 @@ impl Read {
         let mut own = policy.runtime.is_some().then(|| policy.clone());
         device_rules::insert(&mut policy, device_rules);
         let workers = workers.unwrap_or_else(|| workers_named(&policy));
-        let job = Job::new(&policy, profile, workers).with_spare(spare).beside(previous).weighted(weights);
+        let job = Job::new(&policy, profile, workers).without(absent).beside(previous).weighted(weights);
         let mut program = job.compile()?;
         if let (Some(own), Some(runtime)) = (&own, &mut program.runtime) {
             device_rules::note_enforced(own, runtime);
@@ -162,7 +162,7 @@ impl Read {
         let mut refused =
             lost.chain(ProtectionReport::of(&policy, Some(&program)).errors).collect::<Vec<_>>();
         if let Some(own) = own.as_mut().filter(|_| proves_room) {
-            let of_own = Job::new(own, profile, workers).with_spare(spare);
+            let of_own = Job::new(own, profile, workers).without(absent);
             let alone = if device_rules.is_empty() { None } else { Some(of_own.compile()?) };
             let room = DeviceRoom::of(&of_own, alone.as_ref().unwrap_or(&program), false);
             let (errors, of_room) = room_findings(room.as_ref(), own, profile);
@@ -200,8 +200,8 @@ impl Read {
 pub(crate) struct Running<'r> {
     /// Rules that it has keep their tags, and the device must have room for both programs.
     pub(crate) program: &'r Program,
-    /// The workers that wait as spares.
-    pub(crate) spare: &'r [WorkerId],
+    /// The workers that get no packets now.
+    pub(crate) absent: &'r [WorkerId],
     /// For [`Traffic::Counters`].
     pub(crate) counters: Option<Counters>,
     /// Chooses the rules at run time that are to act in the device under a policy.

@@ -56,7 +56,7 @@ fn offline(args: &PlanArgs, old: &Path) -> Result<PlanReport, Error> {
     let no_rules = |_: &policy::Policy| Vec::new();
     let running = Running {
         program: &old.program,
-        spare: &[],
+        absent: &[],
         counters: None,
         device_rules: &no_rules,
         proves_room: true,

@@ -293,7 +293,7 @@ impl LiveRules {
         let weights = Counters::of_weights(in_force.weights.clone()).weights(policy);
         let running = Running {
             program: &in_force.program,
-            spare: &set.spare(),
+            absent: &set.absent(),
             counters: None,
             device_rules: &|_policy| device_rules.to_vec(),
             proves_room: false,

@@ -9,6 +9,8 @@ use crate::state::WorkerPlace;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WorkerSet {
     places: Vec<WorkerPlace>,
+    /// The workers in service that get no packets as long as they make no progress.
+    stalled: Vec<WorkerId>,
     /// The number of workers that policies may name: at least those that serve have lower numbers.
     known: usize,
 }
@@ -19,7 +21,7 @@ impl WorkerSet {
         let known = cores.len().saturating_sub(spare);
         let place =
             |(index, core): (usize, &Option<usize>)| WorkerPlace { spare: index >= known, core: *core };
-        Self { places: cores.iter().enumerate().map(place).collect(), known }
+        Self { places: cores.iter().enumerate().map(place).collect(), stalled: Vec::new(), known }
     }
 
     /// The number of workers among which groups choose theirs. It never decreases, so that a policy stays
@@ -31,6 +33,11 @@ impl WorkerSet {
     /// The spare workers, in ascending order.
     pub(crate) fn spare(&self) -> Vec<WorkerId> {
         self.ids().filter(|worker| self.is_spare(*worker)).collect()
+    }
+
+    /// The workers that get no packets, in ascending order: spare and stalled ones.
+    pub(crate) fn absent(&self) -> Vec<WorkerId> {
+        self.ids().filter(|worker| self.is_spare(*worker) || self.stalled.contains(worker)).collect()
     }
 
     /// The workers that are not spare, in ascending order.
@@ -66,8 +73,15 @@ impl WorkerSet {
         self.replaced(worker, WorkerPlace { spare: true, core: None })
     }
 
+    /// With these workers as the stalled ones, as far as they are in service; `None`: none would be left.
+    pub(super) fn with_stalled(&self, stalled: &[WorkerId]) -> Option<Self> {
+        let stalled: Vec<WorkerId> = self.serving().filter(|worker| stalled.contains(worker)).collect();
+        (stalled.len() < self.serving().count()).then(|| Self { stalled, ..self.clone() })
+    }
+
     fn replaced(&self, worker: WorkerId, place: WorkerPlace) -> Self {
         let mut set = self.clone();
+        set.stalled.retain(|stalled| *stalled != worker);
         set.places.iter_mut().skip(worker.index()).take(1).for_each(|known| *known = place);
         set
     }
@@ -89,5 +103,16 @@ mod tests {
         assert_eq!(set.serving().map(|worker| worker.0).collect::<Vec<_>>(), [0, 3]);
         assert_eq!(set.without(WorkerId(3)).known(), 4);
         assert!(!set.contains(WorkerId(4)));
+    }
+
+    #[test]
+    fn stalled_workers_are_absent_while_others_serve() {
+        let set = WorkerSet::new(&[Some(3), Some(4), None], 1);
+        let stalled = set.with_stalled(&[WorkerId(1), WorkerId(2)]).expect("one is left");
+        assert_eq!((stalled.absent(), stalled.spare()), (vec![WorkerId(1), WorkerId(2)], vec![WorkerId(2)]));
+        assert_eq!(set.with_stalled(&[WorkerId(0), WorkerId(1)]), None);
+        assert_eq!(stalled.with_stalled(&[]), Some(set.clone()));
+        let drained = stalled.without(WorkerId(1));
+        assert_eq!(drained.with(WorkerId(1), Some(4)), set, "it is not stalled any more");
     }
 }

@@ -2,12 +2,13 @@
 //! part of the groups' tables, or one in service gives its part to the others and becomes spare.
 //!
 //! A change compiles the policy in force for the other workers and installs it like a reload, so only the
-//! queue pairs and flows of groups whose tables change are made anew, and no packet meets half of it. A worker
-//! that has left goes on polling: it takes what is in its queue, and its sinks finish what they have. The lock
-//! of the rules at run time is held over each change, so none meets another, a reload or a change of rules.
+//! queue pairs and flows of groups whose tables change are made anew, and no packet meets half of it. A
+//! worker that has left goes on polling: it takes what is in its queue, and its sinks finish what they have.
+//! The lock of the rules at run time is held over each change, so none meets another, a reload or a change of
+//! rules.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use control::FlowChanges;
 use device_model::DeviceModel;
@@ -16,9 +17,9 @@ use program::WorkerId;
 
 use crate::api::model::{ChangedFlows, WorkerList, WorkerRow, WorkersChanged};
 use crate::api::request::{Refused, WorkerChange};
-use crate::daemon::Error;
 use crate::daemon::cores;
 use crate::daemon::dataplane::{Cause, LATE_PACKET_GRACE};
+use crate::daemon::health::Part;
 use crate::daemon::observer::Observer;
 use crate::daemon::reload::Parts;
 use crate::daemon::rules::{Rules, TrialStage};
@@ -26,8 +27,11 @@ use crate::daemon::worker_set::WorkerSet;
 use crate::message::chain;
 use crate::policy_file::{self, Compiled, Counters, Running};
 
-/// The command that is told to whoever names a wrong core.
+/// The beginning of errors about the core of a worker that is to be added.
 const ADD: &str = "worker add";
+
+/// How long after a refusal the tables stay as they are, unless other workers stall.
+const STALL_REST: Duration = Duration::from_secs(30);
 
 /// All workers, with the groups that each serves.
 pub(super) fn list(observer: &Observer) -> WorkerList {
@@ -67,6 +71,55 @@ pub(super) fn change(parts: &Parts, change: WorkerChange, by: &str) -> Result<Wo
     };
     tracing::info!("{changed}, by {by}");
     Ok(changed)
+}
+
+/// Takes workers out of the tables of groups that make no progress, and brings them back.
+pub(super) struct StallWatch {
+    parts: Parts,
+    refused: Option<RefusedStall>,
+}
+
+/// The stalled workers without which the policy could not be put in force.
+struct RefusedStall {
+    stalled: Vec<WorkerId>,
+    /// When it is tried again.
+    next: Instant,
+}
+
+impl StallWatch {
+    pub(super) fn new(parts: Parts) -> Self {
+        Self { parts, refused: None }
+    }
+
+    /// To be called about once a second. Waits for the device and the workers, but for no stalled one.
+    pub(super) fn tick(&mut self) {
+        let observer = &self.parts.observer;
+        let all = observer.health.stalled();
+        let is_stalled = |worker: &WorkerId| all.contains(&Part::Worker(worker.0));
+        let stalled: Vec<WorkerId> = observer.board.read().workers.ids().filter(is_stalled).collect();
+        let wanted = |set: &WorkerSet| set.with_stalled(&stalled).filter(|wanted| wanted != set);
+        let is_refused = |refused: &RefusedStall| refused.stalled == stalled && Instant::now() < refused.next;
+        if self.refused.as_ref().is_some_and(is_refused) || wanted(&observer.board.read().workers).is_none() {
+            return;
+        }
+        self.refused = None;
+        // It is tried again a second later.
+        let Ok(mut rules) = self.parts.rules.lock_soon() else { return };
+        let Some(wanted) = wanted(&observer.board.read().workers) else { return };
+        let numbers: Vec<String> = stalled.iter().map(|worker| worker.0.to_string()).collect();
+        let numbers = if numbers.is_empty() { "none".to_owned() } else { numbers.join(", ") };
+        match install(&self.parts, &mut rules, &wanted) {
+            Ok(flows) => {
+                let FlowChanges { installed, removed, kept } = flows;
+                let flows = ChangedFlows { installed, removed, kept };
+                tracing::warn!("groups do without stalled workers, now {numbers}: {flows}");
+            }
+            Err(refused) => {
+                tracing::error!("groups keep their stalled workers, now {numbers}: {}", refused.why);
+                self.refused = Some(RefusedStall { stalled, next: Instant::now() + STALL_REST });
+            }
+        }
+    }
 }
 
 type Changed = Result<(WorkerId, FlowChanges), Refused>;
@@ -112,8 +165,8 @@ fn drain(parts: &Parts, rules: &mut Rules, set: &WorkerSet, worker: WorkerId) ->
     Ok((worker, apply(parts, rules, set, &set.without(worker))?))
 }
 
-/// Brings other workers into service than those of `set`. They are on their cores before they get packets, and
-/// those that leave lose their cores after that.
+/// Brings other workers into service than those of `set`. They are on their cores before they get packets,
+/// and those that leave lose their cores after that.
 fn apply(
     parts: &Parts,
     rules: &mut Rules,
@@ -213,7 +266,7 @@ fn attempt(
     let device_rules = |_: &Policy| choice.rules().to_vec();
     let running = Running {
         program: &now.program,
-        spare: &set.spare(),
+        absent: &set.absent(),
         counters: None,
         device_rules: &device_rules,
         proves_room: false,
@@ -230,7 +283,6 @@ fn attempt(
     }
     let flows = commands.install(compiled, Cause::Workers).map_err(|error| match error {
         error if error.is_for_room() => Failed::NoRoom(chain(&error)),
-        Error::Stopping => Failed::Refused(Error::Stopping.to_string()),
         error => Failed::Refused(chain(&error)),
     })?;
     rules.note_open(&choice);

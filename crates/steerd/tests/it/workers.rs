@@ -9,9 +9,8 @@ use serde_json::{Value, json};
 use crate::api::{Place, error};
 use crate::support::{Daemon, PATIENCE, Patience, config, stderr};
 
-/// How often a worker leaves and comes back; more with this variable.
+/// How often a worker leaves and another one comes.
 const ROUNDS: usize = 20;
-const MORE: &str = "STEERD_WORKER_ROUNDS";
 
 /// Groups of all workers and of listed ones.
 const POLICY: &str = "version = 1\ndefault = \"drop\"\n\
@@ -131,9 +130,8 @@ fn lost(state: &Value) -> u64 {
     reasons.filter_map(Value::as_u64).sum()
 }
 
-fn many_rounds_lose_nothing(personality: &str) {
+fn many_rounds_lose_nothing(personality: &str, rounds: usize) {
     let bench = Bench::start(POLICY, personality);
-    let rounds = std::env::var(MORE).ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(ROUNDS);
     let mut before = totals(&bench.daemon.state());
     for round in 0..rounds {
         // The spare one is 2 at first, and then the one that has left.
@@ -157,12 +155,18 @@ fn many_rounds_lose_nothing(personality: &str) {
 
 #[test]
 fn workers_change_without_a_loss() {
-    many_rounds_lose_nothing("ideal");
+    many_rounds_lose_nothing("ideal", ROUNDS);
 }
 
 #[test]
 fn workers_change_without_a_loss_on_mlx5() {
-    many_rounds_lose_nothing("mlx5");
+    many_rounds_lose_nothing("mlx5", ROUNDS);
+}
+
+#[test]
+#[ignore = "a soak: a thousand rounds"]
+fn workers_change_a_thousand_times() {
+    many_rounds_lose_nothing("mlx5", 1000);
 }
 
 #[test]
@@ -218,8 +222,17 @@ fn an_added_worker_is_pinned_to_its_core() {
 }
 
 fn core_of_this_process() -> String {
-    let cores = status_of("/proc/self/status");
-    cores.split([',', '-']).next().expect("a core").to_owned()
+    cores_of_this_process()[0].to_string()
+}
+
+fn cores_of_this_process() -> Vec<usize> {
+    let list = status_of("/proc/self/status");
+    let number = |text: &str| text.parse::<usize>().expect("a core");
+    let cores = list.split(',').flat_map(|range| match range.split_once('-') {
+        Some((first, last)) => number(first)..=number(last),
+        None => number(range)..=number(range),
+    });
+    cores.collect()
 }
 
 fn status_of(path: &str) -> String {

@@ -314,7 +314,7 @@ impl Work {
         let proves_room = profile.priorities == observer.opened.profile(observer.worker_count()).priorities;
         let running = Running {
             program: &before.program,
-            spare: &set.spare(),
+            absent: &set.absent(),
             counters,
             device_rules: &device_rules,
             proves_room,
@@ -516,7 +516,7 @@ pub(in crate::daemon) fn plan(parts: &Parts, read: &Read) -> Result<PlanReport, 
         let device_rules = |_: &Policy| choice.rules().to_vec();
         let running = Running {
             program: &before.program,
-            spare: &set.spare(),
+            absent: &set.absent(),
             counters: None,
             device_rules: &device_rules,
             proves_room: std::ptr::eq(offered, &profile),
