@@ -32,6 +32,7 @@ pub(crate) mod sinks;
 mod trace;
 mod watch;
 mod worker_set;
+mod worker_settings;
 mod workers;
 
 use std::sync::Arc;
@@ -58,6 +59,7 @@ use crate::daemon::shutdown::{LOG_TIMEOUT, Reporting, stop};
 use crate::daemon::signals::{Event, Signals};
 use crate::daemon::sink_health::SinkMonitor;
 use crate::daemon::watch::{PolicyWatch, WatchedFiles};
+use crate::daemon::worker_settings::WorkerSettings;
 use crate::daemon::workers::StallWatch;
 
 use crate::message::{NoSignals, NoThread};
@@ -126,6 +128,7 @@ fn steer(
         commands: steering.owner.commands.clone(),
         rules: Arc::clone(&rules),
         history: Arc::clone(&history),
+        worker_settings: Arc::new(WorkerSettings::new(args, &loaded.settings.workers)),
     };
     let servers = bound.serve(&parts, reloads)?;
     let rules_clock = {

@@ -79,6 +79,26 @@ impl WorkerSet {
         (stalled.len() < self.serving().count()).then(|| Self { stalled, ..self.clone() })
     }
 
+    /// With one worker on each of these cores. Workers in service stay where they can: one on another core
+    /// moves to a new one, then surplus ones become spare, or spare ones come into service. `None`: there are
+    /// more cores than workers.
+    pub(super) fn on_cores(&self, cores: &[usize]) -> Option<Self> {
+        let is_wanted =
+            |worker: &WorkerId| self.place(*worker).core.is_some_and(|core| cores.contains(&core));
+        let (stay, mut others): (Vec<WorkerId>, Vec<WorkerId>) = self.serving().partition(is_wanted);
+        let is_taken = |core: &usize| stay.iter().any(|worker| self.place(*worker).core == Some(*core));
+        let mut free = cores.iter().copied().filter(|core| !is_taken(core));
+        others.extend(self.spare());
+        let mut set = self.clone();
+        for worker in others {
+            set = match free.next() {
+                Some(core) => set.with(worker, Some(core)),
+                None => set.without(worker),
+            };
+        }
+        free.next().is_none().then_some(set)
+    }
+
     fn replaced(&self, worker: WorkerId, place: WorkerPlace) -> Self {
         let mut set = self.clone();
         set.stalled.retain(|stalled| *stalled != worker);
@@ -103,6 +123,23 @@ mod tests {
         assert_eq!(set.serving().map(|worker| worker.0).collect::<Vec<_>>(), [0, 3]);
         assert_eq!(set.without(WorkerId(3)).known(), 4);
         assert!(!set.contains(WorkerId(4)));
+    }
+
+    #[test]
+    fn new_cores_move_few_workers() {
+        let set = WorkerSet::new(&[Some(3), Some(4), Some(5), None], 1);
+        let cores = |set: &WorkerSet| set.ids().map(|worker| set.place(worker).core).collect::<Vec<_>>();
+        let moved = set.on_cores(&[5, 7, 3]).expect("enough workers");
+        assert_eq!(
+            (cores(&moved), moved.spare()),
+            (vec![Some(3), Some(7), Some(5), None], vec![WorkerId(3)])
+        );
+        let fewer = set.on_cores(&[4]).expect("enough workers");
+        assert_eq!((cores(&fewer), fewer.known()), (vec![None, Some(4), None, None], 3));
+        let more = set.on_cores(&[3, 4, 5, 6]).expect("enough workers");
+        assert_eq!((cores(&more), more.known()), ([3, 4, 5, 6].map(Some).to_vec(), 4));
+        assert_eq!(set.on_cores(&[1, 2, 3, 4, 5]), None);
+        assert_eq!(set.on_cores(&[3, 4, 5]), Some(set));
     }
 
     #[test]

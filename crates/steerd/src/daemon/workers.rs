@@ -26,6 +26,7 @@ use crate::daemon::rules::{Rules, TrialStage};
 use crate::daemon::worker_set::WorkerSet;
 use crate::message::chain;
 use crate::policy_file::{self, Compiled, Counters, Running};
+use crate::terminal::numbers::counted;
 
 /// The beginning of errors about the core of a worker that is to be added.
 const ADD: &str = "worker add";
@@ -71,6 +72,31 @@ pub(super) fn change(parts: &Parts, change: WorkerChange, by: &str) -> Result<Wo
     };
     tracing::info!("{changed}, by {by}");
     Ok(changed)
+}
+
+/// Brings a worker to each of these cores of the settings, or leaves all as it was.
+///
+/// # Errors
+/// There are too few workers, or a core cannot be had; with the remedy.
+pub(super) fn follow_cores(parts: &Parts, wanted: &[usize]) -> Result<(), Refused> {
+    let available = cores::available();
+    if let Some(core) = wanted.iter().find(|core| !available.contains(core)) {
+        return Err(conflict(cores::missing("the settings", *core, &available)));
+    }
+    let mut rules = parts.rules.lock();
+    let set = Arc::clone(&parts.observer.board.read().workers);
+    let on_cores = set.on_cores(wanted).ok_or_else(|| {
+        let (cores, workers) = (wanted.len(), set.ids().count());
+        conflict(format!(
+            "{cores} cores need as many workers, and there are {workers} (hint: workers.spare makes more at a restart)"
+        ))
+    })?;
+    apply(parts, &mut rules, &set, &on_cores)?;
+    tracing::info!(
+        "workers.cores: workers serve on {} of the settings",
+        counted(wanted.len() as u64, "core", "cores")
+    );
+    Ok(())
 }
 
 /// Takes workers out of the tables of groups that make no progress, and brings them back.

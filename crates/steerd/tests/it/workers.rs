@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::api::{Place, error};
-use crate::support::{Daemon, PATIENCE, Patience, config, stderr};
+use crate::support::{self, Daemon, PATIENCE, Patience, config, stderr};
 
 /// How often a worker leaves and another one comes.
 const ROUNDS: usize = 20;
@@ -218,6 +218,51 @@ fn an_added_worker_is_pinned_to_its_core() {
     assert!(why.contains(&format!("core {core} is that of worker 0 (hint: ")), "{why}");
     bench.place.ok(&["worker", "drain", "0"]);
     assert_ne!(allowed_cores(&bench.daemon, "worker-0"), "", "{list}");
+    bench.end();
+}
+
+/// A reload follows a new list of cores in the settings, and reports what takes a restart.
+#[test]
+fn a_reload_follows_the_cores_of_the_settings() {
+    let cores = cores_of_this_process();
+    let [first, second, ..] = cores[..] else {
+        return support::not_run("cores of the settings over a reload", "it takes two cores");
+    };
+    let place = Place::new(&of_all().replace("weights = { 0 = 1, 1 = 3 }", "workers = \"all\""));
+    let mut command = command(&place);
+    let settings = std::fs::read_to_string(place.path("s.toml")).expect("written");
+    let write = |place: &Place, cores: &str| {
+        place.write("s.toml", &settings.replace("cores = 2", &format!("cores = {cores}")));
+    };
+    write(&place, &format!("[{first}]"));
+    let bench = Bench { daemon: Daemon::start_command(&mut command), place };
+    let listed = |bench: &Bench| {
+        let list = bench.place.get("/v1/workers");
+        let workers = list["workers"].as_array().expect("a list").clone();
+        workers.iter().map(|worker| worker["core"].as_u64()).collect::<Vec<_>>()
+    };
+    let number = |core: usize| Some(core as u64);
+    assert_eq!(listed(&bench), [number(first), None]);
+    write(&bench.place, &format!("[{second}, {first}]"));
+    bench.place.ok(&["reload"]);
+    assert_eq!(listed(&bench), [number(first), number(second)]);
+    bench.pass(500);
+    // What was changed by hand stays until the settings change again.
+    bench.drain(0);
+    bench.place.ok(&["reload"]);
+    assert_eq!(listed(&bench), [None, number(second)]);
+    write(&bench.place, &format!("[{first}]"));
+    bench.place.ok(&["reload"]);
+    assert_eq!(listed(&bench), [None, number(first)]);
+    write(&bench.place, "[0, 1, 2]\nbatch = 32");
+    let output = bench.place.run(&["reload"]);
+    let told = stderr(&output);
+    assert!(
+        output.status.success() && told.contains("workers.batch: the change takes effect at a restart"),
+        "{told}"
+    );
+    assert!(told.contains("workers.cores: "), "{told}");
+    assert_eq!(listed(&bench), [None, number(first)]);
     bench.end();
 }
 

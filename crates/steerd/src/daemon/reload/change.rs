@@ -47,6 +47,11 @@ impl Work {
             Origin::Past(policy) => format!("{source} as policy {} of the history", policy.number),
         };
         let is_dry_run = matches!(self.origin, Origin::File(ReloadBody { dry_run: true, .. }));
+        let not_followed = match &self.origin {
+            // Before the policy, which may name a worker that is added.
+            Origin::File(_) if !is_dry_run => self.parts.worker_settings.follow(&self.parts),
+            _ => Vec::new(),
+        };
         match self.change(&source) {
             Ok(Accepted { outcome: Outcome::DryRun(plan), warnings, .. }) => {
                 let plan = Some(*plan);
@@ -55,7 +60,8 @@ impl Work {
                 notify::ready("the policy in force stays: the reload was only tried");
                 Done { verdict, trial: None, ends_trial: false }
             }
-            Ok(Accepted { outcome: Outcome::Installed { flows, trial }, warnings, before }) => {
+            Ok(Accepted { outcome: Outcome::Installed { flows, trial }, mut warnings, before }) => {
+                warnings.extend(not_followed.into_iter().map(not_of_settings));
                 observer.board.reload_succeeded();
                 let FlowChanges { installed, removed, kept } = flows;
                 let flows = ChangedFlows { installed, removed, kept };
@@ -484,6 +490,11 @@ fn compile_past(
 fn of_half(source: &str, why: &str) -> Diagnostic {
     let message = format!("{source} is in force with half of the device's priorities only: {why}");
     outside("the device").warning(message, "half of the priorities")
+}
+
+/// The warning that a reload has not followed the settings.
+fn not_of_settings(why: String) -> Diagnostic {
+    outside("the settings").warning(why, "not followed")
 }
 
 /// The place of a diagnostic about something that is outside of the policy.
