@@ -211,6 +211,12 @@ impl<'p> Context<'p> {
             GroupProblem::NoWorkers => {
                 (format!("the group `{name}` has no workers"), "empty".to_owned(), None, configured(0))
             }
+            GroupProblem::OnlyAbsent => (
+                format!("the group `{name}` has no worker that serves"),
+                "all of its workers are spare or stalled".to_owned(),
+                None,
+                "add one with `steerd worker add`, or let the group name others".to_owned(),
+            ),
             GroupProblem::HalfHash => (
                 format!("the group `{name}` hashes source or destination alone"),
                 format!("`{device}` hashes both or none"),

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use device_model::DeviceModel;
 use packet::HashFields;
 use policy::policy::{DEFAULT_TABLE_SIZE, GroupDefinition, MAX_TABLE_SIZE, Workers};
-use policy::spread::{all_workers, entries_for, shares_of, spread};
+use policy::spread::{all_workers, entries_for, hand_over, shares_of, spread};
 use program::{Group, GroupId, WorkerId};
 
 use crate::job::Job;
@@ -26,6 +26,8 @@ pub(super) enum GroupProblem {
         workers: usize,
     },
     NoWorkers,
+    /// No worker of the group gets packets now.
+    OnlyAbsent,
     /// The group hashes the source or the destination alone, and the device hashes both or none.
     HalfHash,
     Table(TableProblem),
@@ -88,14 +90,19 @@ fn group(job: &Job<'_>, definition: &GroupDefinition, problems: &mut Vec<GroupPr
             shares_of(listed)
         }
     };
+    let is_absent = |worker: WorkerId| job.absent.contains(&worker);
+    let serving: Vec<(u32, u32)> =
+        shares.iter().filter(|(worker, _)| !is_absent(WorkerId(*worker))).copied().collect();
     if shares.is_empty() {
         problems.push(GroupProblem::NoWorkers);
+    } else if serving.is_empty() {
+        problems.push(GroupProblem::OnlyAbsent);
     }
     if profile.hash_field_pairs && hashes_half_a_pair(definition.fields) {
         problems.push(GroupProblem::HalfHash);
     }
     let table = if profile.table_consecutive {
-        consecutive(definition, &shares, profile).unwrap_or_else(|fault| {
+        consecutive(definition, &serving, profile).unwrap_or_else(|fault| {
             problems.push(GroupProblem::Table(TableProblem::NotConsecutive(fault)));
             Vec::new()
         })
@@ -103,10 +110,11 @@ fn group(job: &Job<'_>, definition: &GroupDefinition, problems: &mut Vec<GroupPr
         let size = table_size(definition, profile, shares.len(), problems);
         // Without valid workers, or an allowed size, there is no table to look for starved workers in.
         let is_sound = problems.is_empty();
-        let table = if is_sound { spread(&shares, size) } else { Vec::new() };
+        let mut table = if is_sound { spread(&shares, size) } else { Vec::new() };
         if is_sound && let Some(problem) = starved_worker(definition, profile, &shares, &table) {
             problems.push(GroupProblem::Table(problem));
         }
+        hand_over(&mut table, &serving, is_absent);
         table
     };
     Group {
@@ -192,4 +200,39 @@ fn starved_worker(
     let needed =
         sizes.filter(|size| *size > table.len()).find(|size| starved(&spread(shares, *size)).is_none());
     Some(TableProblem::StarvedWorker { worker, weight, entries: table.len(), needed })
+}
+
+#[cfg(test)]
+mod tests {
+    use policy::NoFiles;
+
+    use super::*;
+
+    fn tables(absent: &[u32], profile: &DeviceModel) -> Result<Vec<Vec<u32>>, String> {
+        let text = "version = 1\ndefault = \"every\"\n[groups.every]\nworkers = \"all\"\ntable_size = 8\n\
+                    [groups.first]\nworkers = [0]\ntable_size = 2\n\
+                    [[rules]]\nname = \"r\"\nmatch = { protocol = \"tcp\" }\naction = { steer = \"first\" }\n";
+        let (policy, _) = policy::parse(&policy::Source::new("p.toml", text), &NoFiles).expect("a policy");
+        let absent: Vec<WorkerId> = absent.iter().map(|worker| WorkerId(*worker)).collect();
+        let program = Job::new(&policy, profile, 4).without(&absent).compile();
+        let table = |group: &Group| group.table.iter().map(|worker| worker.0).collect();
+        program.map(|program| program.groups.iter().map(table).collect()).map_err(|found| found.to_string())
+    }
+
+    #[test]
+    fn others_have_entries_of_absent_workers() {
+        let ideal = DeviceModel::ideal();
+        assert_eq!(tables(&[], &ideal).expect("a program")[0], [0, 1, 2, 3, 0, 1, 2, 3]);
+        assert_eq!(tables(&[1], &ideal).expect("a program")[0], [0, 0, 2, 3, 0, 2, 2, 3]);
+        assert_eq!(tables(&[1, 2, 3], &ideal).expect("a program"), [vec![0; 8], vec![0; 2]]);
+        let refused = tables(&[0], &ideal).expect_err("the other group has no worker");
+        assert!(refused.contains("the group `first` has no worker that serves"), "{refused}");
+    }
+
+    #[test]
+    fn absent_workers_leave_consecutive_ones() {
+        let mlx4 = DeviceModel { table_consecutive: true, ..DeviceModel::ideal() };
+        let refused = tables(&[1], &mlx4).expect_err("a gap");
+        assert!(refused.contains("the workers of the group `every` do not follow each other"), "{refused}");
+    }
 }

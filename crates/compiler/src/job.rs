@@ -3,7 +3,7 @@
 use device_model::DeviceModel;
 use policy::Policy;
 use policy::policy::Action;
-use program::{Program, SinkKind};
+use program::{Program, SinkKind, WorkerId};
 
 use crate::weights::Weights;
 
@@ -16,6 +16,8 @@ pub struct Job<'p> {
     pub profile: &'p DeviceModel,
     /// The number of workers among which groups choose theirs.
     pub workers: usize,
+    /// The workers among these that get no packets now: no table has an entry for them.
+    pub absent: &'p [WorkerId],
     /// The program that is on the device; a rule that is in both keeps its flow tag.
     pub previous: Option<&'p Program>,
     /// The number of packets that each rule decides; `None`: all rules count alike.
@@ -26,7 +28,14 @@ impl<'p> Job<'p> {
     /// A policy for a device and a number of workers.
     #[must_use]
     pub fn new(policy: &'p Policy, profile: &'p DeviceModel, workers: usize) -> Self {
-        Self { policy, profile, workers, previous: None, weights: None }
+        Self { policy, profile, workers, absent: &[], previous: None, weights: None }
+    }
+
+    /// Without these workers, which keep their numbers: the others of their groups have their entries of the
+    /// tables.
+    #[must_use]
+    pub fn without(self, absent: &'p [WorkerId]) -> Self {
+        Self { absent, ..self }
     }
 
     /// For a device with a program: a rule that is in both keeps its class, which is its flow tag, and the

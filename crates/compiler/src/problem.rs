@@ -37,7 +37,7 @@ impl Problem {
             GroupProblem::Table(problem) => {
                 matches!(problem, TableProblem::NotConsecutive(_) | TableProblem::TooLarge { .. })
             }
-            GroupProblem::UnknownWorker { .. } | GroupProblem::NoWorkers => false,
+            GroupProblem::UnknownWorker { .. } | GroupProblem::NoWorkers | GroupProblem::OnlyAbsent => false,
         }
     }
 

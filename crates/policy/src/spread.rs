@@ -56,6 +56,15 @@ pub fn spread(shares: &[(u32, u32)], size: usize) -> Vec<WorkerId> {
     table
 }
 
+/// Gives the entries of some workers to others: the first of them to the worker that [`spread`] over `others`
+/// would take first, and so on. All other entries stay as they are, so no flow moves between two workers that
+/// keep theirs.
+pub fn hand_over(table: &mut [WorkerId], others: &[(u32, u32)], gives: impl Fn(WorkerId) -> bool) {
+    let given: Vec<&mut WorkerId> = table.iter_mut().filter(|entry| gives(**entry)).collect();
+    let takers = spread(others, given.len());
+    given.into_iter().zip(takers).for_each(|(entry, taker)| *entry = taker);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -68,6 +77,17 @@ mod tests {
     fn equal_weights_take_turns() {
         let table = spread(&[(0, 1), (1, 1), (2, 1)], 8);
         assert_eq!(table.iter().map(|worker| worker.0).collect::<Vec<_>>(), [0, 1, 2, 0, 1, 2, 0, 1]);
+    }
+
+    #[test]
+    fn only_entries_of_givers_move() {
+        let before = spread(&[(0, 1), (1, 1), (2, 2)], 8);
+        let mut table = before.clone();
+        hand_over(&mut table, &[(0, 1), (1, 1)], |worker| worker == WorkerId(2));
+        assert_eq!((counts(&table, 0), counts(&table, 1), counts(&table, 2)), (4, 4, 0));
+        assert!(before.iter().zip(&table).all(|(old, new)| old.0 == 2 || old == new));
+        hand_over(&mut table, &[], |_worker| true);
+        assert_eq!(counts(&table, 0), 4, "nobody takes them");
     }
 
     #[test]

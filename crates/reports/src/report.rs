@@ -411,7 +411,7 @@ const MAX_ATTEMPTS: usize = 4;
 /// impossible ones; the default comes last. Nothing if that policy does not compile for another
 /// reason than a rule. Adds the rules that turn out to be impossible only then.
 fn others(job: &Job<'_>, found: &mut BTreeMap<usize, Obstacle>) -> BTreeMap<usize, RuleReport> {
-    let Job { policy, profile, workers, weights, .. } = *job;
+    let Job { policy, profile, workers, absent, weights, .. } = *job;
     for _ in 0..MAX_ATTEMPTS {
         let known = found.len();
         if known == 0 {
@@ -424,7 +424,7 @@ fn others(job: &Job<'_>, found: &mut BTreeMap<usize, Obstacle>) -> BTreeMap<usiz
         let of_places =
             |weights: &Weights| places.iter().map(|place| weights.of(RuleId::of(*place))).collect();
         let weights = weights.map(|weights| Weights::new(of_places(weights)));
-        let job = Job::new(&rest, profile, workers).weighted(weights.as_ref());
+        let job = Job::new(&rest, profile, workers).without(absent).weighted(weights.as_ref());
         match job.program() {
             Ok(program) => {
                 let checked = Check::of(&job, &program);

@@ -71,6 +71,8 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// Add, remove and list rules of the running daemon, as far as its policy allows them.
     Rule(RuleArgs),
+    /// Add, drain and list workers of the running daemon.
+    Worker(WorkerArgs),
     /// Show rules, workers, sinks, ports, flows and drops of the running daemon with their rates, once a
     /// second; on a terminal until q is pressed, elsewhere once.
     Top(TopArgs),
@@ -694,6 +696,33 @@ pub(crate) struct RuleAddArgs {
     /// Any text, which `rule list` shows.
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub(crate) comment: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WorkerArgs {
+    #[command(subcommand)]
+    pub(crate) command: WorkerCommand,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub(crate) enum WorkerCommand {
+    /// Put the first spare worker to work: it gets its part of the traffic when the command returns.
+    Add {
+        /// The core that it is pinned to [default: none].
+        #[arg(value_name = "CORE")]
+        core: Option<usize>,
+    },
+    /// Let a worker finish what it has, and make it spare: it gets no new packets when the command returns.
+    Drain {
+        #[arg(value_name = "N")]
+        worker: u32,
+    },
+    /// List the workers with their cores, groups and packets.
+    List,
 }
 
 /// A page of `steerd top`, in the order of the keys that show it.

@@ -25,6 +25,7 @@ mod target;
 pub(crate) mod test;
 pub(crate) mod top;
 pub(crate) mod trace;
+pub(crate) mod worker;
 
 pub(crate) use error::Error;
 

@@ -32,6 +32,9 @@ pub(crate) mod sink_health;
 pub(crate) mod sinks;
 mod trace;
 mod watch;
+mod worker_set;
+mod worker_settings;
+mod workers;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -59,6 +62,8 @@ use crate::daemon::shutdown::{LOG_TIMEOUT, Reporting, stop};
 use crate::daemon::signals::{Event, Signals};
 use crate::daemon::sink_health::SinkMonitor;
 use crate::daemon::watch::{PolicyWatch, WatchedFiles};
+use crate::daemon::worker_settings::WorkerSettings;
+use crate::daemon::workers::StallWatch;
 
 use crate::message::{NoSignals, NoThread};
 use crate::policy_file::{self, Compiled, PolicyErrors};
@@ -126,11 +131,16 @@ fn steer(
         commands: steering.owner.commands.clone(),
         rules: Arc::clone(&rules),
         history: Arc::clone(&history),
+        worker_settings: Arc::new(WorkerSettings::new(args, &loaded.settings.workers)),
     };
     let servers = bound.serve(&parts, reloads)?;
     let rules_clock = {
-        let rules = Arc::clone(&rules);
-        Background::start("rules", move || rules.tick())?
+        let (rules, mut stalls) = (Arc::clone(&rules), StallWatch::new(parts.clone()));
+        Background::start("rules", move || {
+            // Before the rules, which wait for workers.
+            stalls.tick();
+            rules.tick();
+        })?
     };
     let ports = watch_ports(observer, loaded.settings.workers.timestamps)?;
     let view = start_view(observer, screen)?;
@@ -182,8 +192,8 @@ fn start(
     let builder = builder?;
     // After the wires: an XDP program may make a driver set up its queues anew.
     let nic_drops = NicDrops::open(&loaded.settings, args.filter_model.as_ref())?;
-    let (device, workers) = (&builder.opened().device, builder.worker_count());
-    let profile = builder.opened().profile(workers);
+    let (device, workers) = (&builder.opened().device, builder.serving_count());
+    let profile = builder.profile();
     let begun = Instant::now();
     let (compiled, fault) = first_policy(&loaded.policy, history, &profile, workers)?;
     fault.iter().for_each(|fault| tracing::error!("{fault}"));

@@ -39,7 +39,7 @@ use clap::Parser;
 use cli::{Cli, Command};
 use commands::{
     Error, Outcome, capture, check, devices, diff, explain, flows, healthcheck, history, import, lsp, plan,
-    record, reload, report, rule, size, status, test, top, trace,
+    record, reload, report, rule, size, status, test, top, trace, worker,
 };
 use daemon::{shutdown, signals};
 use terminal::output::{self, OutputError};
@@ -83,6 +83,7 @@ fn main() -> ExitCode {
         Command::History(args) => history::run(&args).map(|()| Outcome::Success),
         Command::Plan(args) => plan::run(&args).map(|()| Outcome::Success),
         Command::Rule(args) => rule::run(&args).map(|()| Outcome::Success),
+        Command::Worker(args) => worker::run(&args).map(|()| Outcome::Success),
         Command::Top(args) => top::run(&args).map(|()| Outcome::Success),
         Command::Capture(args) => capture::run(&args).map(|()| Outcome::Success),
         Command::Trace(args) => trace::run(&args),

@@ -20,7 +20,7 @@ use compiler::{Job, Weights};
 use device_model::DeviceModel;
 use policy::policy::SetSize;
 use policy::{Diagnostic, Diagnostics, Place, Policy, Severity, Source};
-use program::Program;
+use program::{Program, WorkerId};
 use reports::{Check, DeviceRoom, LostReport, ProtectedNames, ProtectionReport, RuleCounter};
 
 use crate::message::{Hinted, chain};
@@ -139,10 +139,12 @@ impl Read {
         weights: Option<&Weights>,
         profile: &DeviceModel,
         workers: Option<usize>,
-        previous: Option<&Program>,
+        running: Option<&Running<'_>>,
         device_rules: &[DeviceRule],
         proves_room: bool,
     ) -> Result<Compiled, Diagnostics> {
+        let previous = running.map(|running| running.program);
+        let absent = running.map_or(&[][..], |running| running.absent);
         let Self { mut policy, mut warnings, inputs } = self;
         if let Some(error) = without_workers(&policy) {
             return Err(vec![error].into());
@@ -150,7 +152,7 @@ impl Read {
         let mut own = policy.runtime.is_some().then(|| policy.clone());
         device_rules::insert(&mut policy, device_rules);
         let workers = workers.unwrap_or_else(|| workers_named(&policy));
-        let job = Job::new(&policy, profile, workers).beside(previous).weighted(weights);
+        let job = Job::new(&policy, profile, workers).without(absent).beside(previous).weighted(weights);
         let mut program = job.compile()?;
         if let (Some(own), Some(runtime)) = (&own, &mut program.runtime) {
             device_rules::note_enforced(own, runtime);
@@ -159,7 +161,7 @@ impl Read {
         let lost = LostReport::errors(&policy, &program).into_iter();
         let mut refused = lost.chain(ProtectionReport::of(&job, Some(&program)).errors).collect::<Vec<_>>();
         if let Some(own) = own.as_mut().filter(|_| proves_room) {
-            let of_own = Job::new(own, profile, workers);
+            let of_own = Job::new(own, profile, workers).without(absent);
             let alone = if device_rules.is_empty() { None } else { Some(of_own.compile()?) };
             let room = DeviceRoom::of(&of_own, alone.as_ref().unwrap_or(&program), false);
             let (errors, of_room) = room_findings(room.as_ref(), own, profile);
@@ -197,6 +199,8 @@ impl Read {
 pub(crate) struct Running<'r> {
     /// Rules that it has keep their tags, and the device must have room for both programs.
     pub(crate) program: &'r Program,
+    /// The workers that get no packets now.
+    pub(crate) absent: &'r [WorkerId],
     /// For [`Traffic::Counters`].
     pub(crate) counters: Option<Counters>,
     /// Chooses the rules at run time that are to act in the device under a policy.
@@ -238,9 +242,8 @@ pub(crate) fn compile_weighted(
     running: Option<&Running<'_>>,
 ) -> Result<Compiled, Diagnostics> {
     let device_rules = running.map(|running| (running.device_rules)(&read.policy)).unwrap_or_default();
-    let previous = running.map(|running| running.program);
     let proves_room = running.is_none_or(|running| running.proves_room);
-    read.compile(weights, profile, workers, previous, &device_rules, proves_room)
+    read.compile(weights, profile, workers, running, &device_rules, proves_room)
 }
 
 /// If the capture that the settings name cannot be read.

@@ -4,6 +4,7 @@
 //! accounting read it. It holds no handles.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use program::{DescriptionText, RuleDeciders};
 use serde::{Deserialize, Serialize};
@@ -221,7 +222,8 @@ impl RuleState {
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct WorkerState {
     pub(crate) worker: u32,
-    pub(crate) core: Option<usize>,
+    #[serde(flatten)]
+    pub(crate) place: WorkerPlace,
     /// How it receives: "verbs" or "direct".
     pub(crate) receive: &'static str,
     /// Requested resources that it could not get, with remedies.
@@ -259,6 +261,25 @@ pub(crate) struct WorkerState {
     pub(crate) thread: Option<WorkerThreadState>,
     /// How long packets waited for it; `None` without timestamps.
     pub(crate) latency: Option<LatencyState>,
+}
+
+/// Where a worker is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct WorkerPlace {
+    /// It waits until it is added: no group's table has an entry for it.
+    pub(crate) spare: bool,
+    /// The core that it is pinned to.
+    pub(crate) core: Option<usize>,
+}
+
+impl fmt::Display for WorkerPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.core {
+            _ if self.spare => f.write_str("is spare"),
+            Some(core) => write!(f, "serves on core {core}"),
+            None => f.write_str("serves without a core of its own"),
+        }
+    }
 }
 
 /// The thread of a worker, by the kernel's files `schedstat` and `stat` of it

@@ -415,6 +415,14 @@ impl WorkerControl {
         self.shared.warnings.lock().unwrap_or_else(PoisonError::into_inner).push(warning);
     }
 
+    /// Lets the worker's thread run on these cores only. Its memory stays where it is.
+    ///
+    /// # Errors
+    /// The thread does not run, or the kernel allows it none of these cores.
+    pub fn pin(&self, cores: &[usize]) -> std::io::Result<()> {
+        self.shared.thread.pin(cores)
+    }
+
     /// The activity of the worker's thread by the kernel's account, from two files of /proc. After the end of
     /// the thread the last values stay. `None`: it has not begun, or the kernel does not show it.
     #[must_use]

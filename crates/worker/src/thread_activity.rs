@@ -5,6 +5,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
+use rustix::thread::{CpuSet, Pid, sched_setaffinity};
+
 /// The thread that runs a worker, once it has begun.
 #[derive(Debug, Default)]
 pub(crate) struct WorkerThread {
@@ -41,6 +43,17 @@ impl WorkerThread {
             // The thread ends once.
             let _ = self.last.set(ThreadActivity { is_runnable: false, ..activity });
         }
+    }
+
+    /// Lets the thread run on these cores only.
+    ///
+    /// # Errors
+    /// It has not begun or has ended, or the kernel allows it none of them.
+    pub(crate) fn pin(&self, cores: &[usize]) -> std::io::Result<()> {
+        let mut set = CpuSet::new();
+        cores.iter().filter(|core| **core < CpuSet::MAX_CPU).for_each(|core| set.set(*core));
+        let thread = Pid::from_raw(self.id.load(Ordering::Acquire)).ok_or(std::io::ErrorKind::NotFound)?;
+        Ok(sched_setaffinity(Some(thread), &set)?)
     }
 
     /// `None` before [`WorkerThread::begin`], for a moment while the thread ends, or where the kernel or
@@ -103,6 +116,29 @@ mod tests {
         for bad in ["", "1 2", "1 x 3", "-1 2 3"] {
             assert_eq!(parse_schedstat(bad), None, "{bad:?}");
         }
+    }
+
+    #[test]
+    fn a_thread_is_pinned_by_others() {
+        let (thread, cores) = (WorkerThread::default(), core_affinity::get_core_ids().expect("cores"));
+        assert!(thread.pin(&[cores[0].id]).is_err(), "it has not begun");
+        let (begun, has_begun) = std::sync::mpsc::channel();
+        let (pinned, is_pinned) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let thread = &thread;
+            let running = scope.spawn(move || {
+                thread.begin();
+                begun.send(()).expect("the test waits");
+                is_pinned.recv().expect("the test pins it");
+                core_affinity::get_core_ids().expect("cores")
+            });
+            has_begun.recv().expect("it begins");
+            thread.pin(&[cores[0].id]).expect("a core of this process");
+            let refused = thread.pin(&[CpuSet::MAX_CPU - 1]);
+            pinned.send(()).expect("it waits");
+            assert_eq!(running.join().expect("no panic"), cores[..1]);
+            assert!(refused.is_err(), "a core that does not exist");
+        });
     }
 
     /// Spins on this core until `stop`.

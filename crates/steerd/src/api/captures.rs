@@ -206,6 +206,18 @@ mod tests {
             unreachable!("only captures are asked for")
         }
 
+        fn workers(&self) -> model::WorkerList {
+            unreachable!("only captures are asked for")
+        }
+
+        fn change_workers(
+            &self,
+            _: crate::api::request::WorkerChange,
+            _: &str,
+        ) -> Result<model::WorkersChanged, Refused> {
+            unreachable!("only captures are asked for")
+        }
+
         fn status(&self) -> Status {
             unimplemented!("captures do not use it")
         }

@@ -9,7 +9,7 @@ use program::{DescriptionText, Program};
 use serde::{Deserialize, Serialize};
 use worker::sinks::SinkStatus;
 
-use crate::state::{DeviceState, PolicyState};
+use crate::state::{DeviceState, PolicyState, WorkerPlace};
 
 /// GET /v1/status.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -292,6 +292,41 @@ impl fmt::Display for ChangedFlows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { installed, removed, kept } = *self;
         write!(f, "{installed} flows installed, {removed} removed, {kept} kept")
+    }
+}
+
+/// GET /v1/workers.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct WorkerList {
+    pub(crate) workers: Vec<WorkerRow>,
+}
+
+/// A worker of the list.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct WorkerRow {
+    pub(crate) worker: u32,
+    #[serde(flatten)]
+    pub(crate) place: WorkerPlace,
+    /// The groups whose tables have an entry for it.
+    pub(crate) groups: Vec<String>,
+    /// Since the start of the daemon.
+    pub(crate) received_packets: u64,
+}
+
+/// POST /v1/workers/changes.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct WorkersChanged {
+    pub(crate) worker: u32,
+    #[serde(flatten)]
+    pub(crate) place: WorkerPlace,
+    pub(crate) flows: ChangedFlows,
+    pub(crate) milliseconds: u64,
+}
+
+impl fmt::Display for WorkersChanged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { worker, place, flows, milliseconds } = self;
+        write!(f, "worker {worker} {place} after {milliseconds} ms; {flows}")
     }
 }
 

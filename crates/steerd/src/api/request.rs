@@ -17,6 +17,8 @@ pub(crate) const PATHS: &[(&str, &str)] = &[
     ("GET", "/v1/flows"),
     ("GET", "/v1/rules"),
     ("POST", "/v1/rules/changes"),
+    ("GET", "/v1/workers"),
+    ("POST", "/v1/workers/changes"),
     ("POST", "/v1/diff"),
     ("POST", "/v1/reload"),
     ("POST", "/v1/confirm"),
@@ -57,6 +59,9 @@ pub(crate) enum Call<'r> {
         id: Option<&'r str>,
     },
     ChangeRules,
+    /// The workers, with those that are spare.
+    Workers,
+    ChangeWorkers,
     Diff,
     /// The cost of a policy of the caller.
     Plan,
@@ -79,7 +84,7 @@ pub(crate) enum Call<'r> {
 impl Call<'_> {
     /// Whether it changes what runs, or shows packets.
     pub(crate) fn is_privileged(self) -> bool {
-        let reloads = matches!(self, Self::Reload | Self::Confirm | Self::Rollback);
+        let reloads = matches!(self, Self::Reload | Self::Confirm | Self::Rollback | Self::ChangeWorkers);
         let shows = matches!(self, Self::StartCapture | Self::StartTrace | Self::Record);
         reloads || shows || matches!(self, Self::StopCapture { .. })
     }
@@ -125,6 +130,8 @@ pub(crate) fn call<'r>(method: &str, path: &str, query: Option<&'r str>) -> Resu
         "/v1/flows" => (Call::Flows { rule: None }, "GET, HEAD"),
         "/v1/rules" => (Call::Rules { id: None }, "GET, HEAD"),
         "/v1/rules/changes" => (Call::ChangeRules, "POST"),
+        "/v1/workers" => (Call::Workers, "GET, HEAD"),
+        "/v1/workers/changes" => (Call::ChangeWorkers, "POST"),
         "/v1/diff" => (Call::Diff, "POST"),
         "/v1/plan" => (Call::Plan, "POST"),
         "/v1/reload" => (Call::Reload, "POST"),
@@ -262,6 +269,20 @@ pub(crate) struct CaptureBody {
     /// One of this many packets is taken; `None`: all.
     #[serde(default)]
     pub(crate) one_in: Option<u32>,
+}
+
+/// A change of the workers in service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum WorkerChange {
+    /// The first spare worker gets its part of the groups' tables.
+    Add {
+        /// The core that it is pinned to; `None`: none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        core: Option<usize>,
+    },
+    /// A worker in service gives its part to the others and becomes spare.
+    Drain { worker: u32 },
 }
 
 /// A trace of packets.

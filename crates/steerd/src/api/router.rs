@@ -21,8 +21,10 @@ use worker::Slot;
 
 use super::captures::{Asked, Captures};
 use super::flows;
-use super::model::{File, History, PlanReport, PolicyText, Status, Verdict};
-use super::request::{self, Call, NoOptions, PATHS, PolicyBody, Refused, ReloadBody, RollbackBody};
+use super::model::{File, History, PlanReport, PolicyText, Status, Verdict, WorkerList, WorkersChanged};
+use super::request::{
+    self, Call, NoOptions, PATHS, PolicyBody, Refused, ReloadBody, RollbackBody, WorkerChange,
+};
 use super::rules::{Caller, ChangesRefused, RefusedRule, RuleChanges, RuleList, RulesChanged};
 use crate::policy_diff;
 use crate::policy_file::{self, Inputs, KEPT_BYTES_MAX};
@@ -81,6 +83,12 @@ pub(crate) trait Daemon: Send + Sync {
 
     /// The rules at run time, or the one with this id; `state`: of the daemon now.
     fn rules(&self, id: Option<&str>, state: &State) -> Result<RuleList, Refused>;
+
+    /// All workers. Does not ask the device.
+    fn workers(&self) -> WorkerList;
+
+    /// Changes which workers are in service. Waits for the device and the workers.
+    fn change_workers(&self, change: WorkerChange, by: &str) -> Result<WorkersChanged, Refused>;
 }
 
 /// The policy in force.
@@ -226,6 +234,8 @@ impl Api {
                 });
                 json(&changed??)
             }
+            Call::Workers => json(&self.links.daemon.workers()),
+            Call::ChangeWorkers => self.change_workers(incoming, call.body_bytes_max(), peer).await?,
             Call::Reload => {
                 let bytes = body(incoming, call.body_bytes_max()).await?;
                 let asked: ReloadBody = request::options(&bytes)?;
@@ -323,11 +333,22 @@ impl Api {
         Ok(answer??)
     }
 
+    async fn change_workers(
+        &self,
+        incoming: Incoming,
+        body_bytes_max: usize,
+        peer: Option<Peer>,
+    ) -> Result<Answer, Refused> {
+        let bytes = body(incoming, body_bytes_max).await?;
+        let change: WorkerChange = request::body(&bytes)?;
+        let changed = computed(|| self.links.daemon.change_workers(change, &asker(peer)))??;
+        Ok(json(&changed))
+    }
+
     /// Waits for the daemon's verdict. The reload goes on if the client goes away.
     async fn reload(&self, wanted: Wanted, peer: Option<Peer>) -> Result<Answer, Refused> {
         let (waiter, verdict) = oneshot::channel();
-        let by = peer.map_or_else(|| "a client".to_owned(), |peer| format!("user {}", peer.uid));
-        let request = ReloadRequest { wanted, by, waiter: Some(waiter) };
+        let request = ReloadRequest { wanted, by: asker(peer), waiter: Some(waiter) };
         self.links.reloads.try_send(request).map_err(|error| match error {
             TrySendError::Full(_) => busy("too many reloads are waiting"),
             TrySendError::Disconnected(_) => busy(ENDING),
@@ -387,6 +408,11 @@ impl Api {
 }
 
 const ENDING: &str = "the daemon is ending";
+
+/// Who asks, for the log and the history.
+fn asker(peer: Option<Peer>) -> String {
+    peer.map_or_else(|| "a client".to_owned(), |peer| format!("user {}", peer.uid))
+}
 
 fn busy(why: &str) -> Refused {
     Refused::new(503, why)

@@ -107,6 +107,13 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         &[("steerd rule add --action drop --ttl 10m src=192.0.2.1", "Drop a source for ten minutes.")],
     ),
     (
+        "steerd worker",
+        &[
+            ("steerd worker drain 1", "Let worker 1 finish, and give its traffic to the others."),
+            ("steerd worker add 5", "Put a spare worker to work on core 5."),
+        ],
+    ),
+    (
         "steerd top",
         &[
             ("steerd top", "Show rates until q is pressed."),

@@ -54,8 +54,13 @@ fn offline(args: &PlanArgs, old: &Path) -> Result<PlanReport, Error> {
     let limits = Limits::of_model(&args.model);
     let (old, new_read) = (compiled(&old_source, old, args, workers, None)?, new);
     let no_rules = |_: &policy::Policy| Vec::new();
-    let running =
-        Running { program: &old.program, counters: None, device_rules: &no_rules, proves_room: true };
+    let running = Running {
+        program: &old.program,
+        absent: &[],
+        counters: None,
+        device_rules: &no_rules,
+        proves_room: true,
+    };
     let new = compiled(&new_source, new_read, args, workers, Some(&running))?;
     let failed = |fault: control::PlanFault| Error::NotDecided(fault.to_string());
     let first = control::plan(None, old.program, &limits).map_err(failed)?;

@@ -13,6 +13,7 @@ use reports::ProtectedNames;
 use crate::api::InForce;
 use crate::daemon::nic_drops::PublishedDrops;
 use crate::daemon::sinks::SinkList;
+use crate::daemon::worker_set::WorkerSet;
 use crate::policy_file::{Inputs, RuleWeights};
 use crate::settings::PolicySource;
 
@@ -24,6 +25,8 @@ pub(crate) struct Board(Mutex<Arc<Published>>);
 #[derive(Clone, Debug)]
 pub(crate) struct Published {
     pub(crate) policy: Arc<PolicyInForce>,
+    /// The workers that policies may name, and those that are spare.
+    pub(crate) workers: Arc<WorkerSet>,
     pub(crate) reloads: Reloads,
     pub(crate) sinks: Arc<SinkList>,
     /// The filters of NICs that drop packets of the policy's drop rules, by port.
@@ -97,9 +100,10 @@ impl Warnings {
 
 impl Board {
     /// Makes a board on which the first program of `policy` is not installed yet.
-    pub(super) fn new(policy: PolicyInForce) -> Self {
+    pub(super) fn new(policy: PolicyInForce, workers: WorkerSet) -> Self {
         Self(Mutex::new(Arc::new(Published {
             policy: Arc::new(policy),
+            workers: Arc::new(workers),
             reloads: Reloads { succeeded: 0, failed: 0, last_error: None, last_successful: true },
             sinks: Arc::default(),
             nic_drops: Arc::new([]),

@@ -29,9 +29,7 @@ pub(crate) struct HostCores {
 impl HostCores {
     /// The cores for workers with these settings, read from the kernel.
     pub(crate) fn of(settings: &Settings) -> Self {
-        let mut available: Vec<usize> =
-            core_affinity::get_core_ids().unwrap_or_default().iter().map(|core| core.id).collect();
-        available.sort_unstable();
+        let available = available();
         let name = (!settings.chooses_soft()).then_some(settings.device.name.as_str());
         Self::read(Path::new("/"), available, name)
     }
@@ -88,6 +86,21 @@ pub(crate) fn of_workers(settings: &Settings, host: &HostCores) -> Result<Vec<Op
     assign(&settings.workers.cores, &engine, host)
 }
 
+/// The cores of all workers: those of [`of_workers`], then `None` for each spare one.
+pub(crate) fn with_spare(settings: &Settings, host: &HostCores) -> Result<Vec<Option<usize>>, String> {
+    let mut cores = of_workers(settings, host)?;
+    cores.resize(cores.len() + settings.workers.spare, None);
+    Ok(cores)
+}
+
+/// The cores that this process may use, in ascending order.
+pub(super) fn available() -> Vec<usize> {
+    let mut available: Vec<usize> =
+        core_affinity::get_core_ids().unwrap_or_default().iter().map(|core| core.id).collect();
+    available.sort_unstable();
+    available
+}
+
 /// `engine`: the cores of the soft NIC's engine threads.
 fn assign(wanted: &Cores, engine: &[usize], host: &HostCores) -> Result<Vec<Option<usize>>, String> {
     match wanted {
@@ -114,8 +127,8 @@ fn assign(wanted: &Cores, engine: &[usize], host: &HostCores) -> Result<Vec<Opti
     }
 }
 
-/// `key`: the setting that names the core.
-fn missing(key: &str, core: usize, available: &[usize]) -> String {
+/// `key`: the setting, or the command, that names the core.
+pub(super) fn missing(key: &str, core: usize, available: &[usize]) -> String {
     let list: Vec<String> = available.iter().map(ToString::to_string).collect();
     format!(
         "{key}: core {core} does not exist or is not allowed to this process (hint: it may use {})",

@@ -20,13 +20,14 @@ use control::{
     ChangeStage, ControlError, Controller, Counted, DigestedProgram, DropTotals, FlowChanges, Installed,
 };
 use crossbeam::channel;
-use program::Program;
+use program::{Program, WorkerId};
 use softnic::PortStats;
 use wire::BURST_FRAMES;
 use worker::{Disposition, Publication, RuleSnapshot, SharedStage, SinkMap, Traffic};
 
 use crate::daemon::Error;
 use crate::daemon::board::{PolicyInForce, Published, Warnings};
+use crate::daemon::health::Part;
 use crate::daemon::nic_drops::{NicDrops, PublishedDrops};
 use crate::daemon::observer::{self, Observer, WorkerEntry, unix_seconds};
 use crate::daemon::sinks::Sinks;
@@ -188,7 +189,7 @@ impl Dataplane {
             protected,
             past: match cause {
                 Cause::Policy | Cause::Priorities => past,
-                Cause::Rules => last.policy.past,
+                Cause::Rules | Cause::Workers => last.policy.past,
             },
             set_sizes,
             weights,
@@ -196,10 +197,10 @@ impl Dataplane {
             generation: installed.generation.0,
             loaded_at_seconds: match cause {
                 Cause::Policy => unix_seconds(),
-                Cause::Priorities | Cause::Rules => last.policy.loaded_at_seconds,
+                Cause::Priorities | Cause::Rules | Cause::Workers => last.policy.loaded_at_seconds,
             },
             warnings: match cause {
-                Cause::Policy | Cause::Priorities => {
+                Cause::Policy | Cause::Priorities | Cause::Workers => {
                     Warnings::of(&warnings, self.controller.warnings().map(ToOwned::to_owned))
                 }
                 Cause::Rules => last.policy.warnings.clone(),
@@ -211,7 +212,7 @@ impl Dataplane {
             published.policy = Arc::new(policy);
             published.nic_drops = nic_drops;
             published.sinks = sinks;
-            if cause != Cause::Rules {
+            if matches!(cause, Cause::Policy | Cause::Priorities) {
                 published.reloads.last_error = installed.warning.as_ref().map(ToString::to_string);
                 published.reloads.last_successful = true;
             }
@@ -223,13 +224,14 @@ impl Dataplane {
     /// Changes the flows on the device, and the filters of NICs around that: those that the new program does
     /// not want go before, and those that it wants come after.
     fn change_flows(&mut self, digested: DigestedProgram, map: &Arc<SinkMap>) -> Result<Installed, Error> {
+        let unused = self.stalled_without(digested.program());
         let workers = &self.observer.workers;
         let sinks = &mut self.sinks;
         let mut publish = |stage: &ChangeStage| {
             if let ChangeStage::Begin(program) = stage {
                 sinks.begin(program, map);
             }
-            publish(workers, &SharedStage::new(stage, map))
+            publish(workers, &unused, &SharedStage::new(stage, map))
         };
         let begun = self.nic_drops.begin(digested.program().as_ref());
         let install = |controller: &mut Controller| controller.install_digested(digested, &mut publish);
@@ -249,6 +251,15 @@ impl Dataplane {
                 Err(error)
             }
         }
+    }
+
+    /// The stalled workers that get no packets by a program. Nobody waits for them: each follows when it goes
+    /// on, after it has taken what was in its queue by the programs of before.
+    fn stalled_without(&self, program: &Program) -> Vec<WorkerId> {
+        let stalled = self.observer.health.stalled();
+        let ids = self.observer.workers.iter().map(|entry| entry.control.id());
+        let is_used = |worker: &WorkerId| program.queues.iter().any(|queue| queue.table.contains(worker));
+        ids.filter(|worker| stalled.contains(&Part::Worker(worker.0)) && !is_used(worker)).collect()
     }
 
     fn publish_drops(&self) {
@@ -334,7 +345,8 @@ impl Dataplane {
         if self.controller.has_leftover() {
             return false;
         }
-        let late = late_worker(&self.observer.workers, |entry| entry.control.release());
+        let unused = self.stalled_without(&self.observer.board.read().policy.program);
+        let late = late_worker(&self.observer.workers, &unused, |entry| entry.control.release());
         if let Some(entry) = late {
             tracing::warn!("worker {} still keeps the previous program", entry.control.id().0);
         }
@@ -351,8 +363,8 @@ impl Dataplane {
     }
 }
 
-fn publish(workers: &[WorkerEntry], stage: &SharedStage) -> Result<(), ControlError> {
-    let late = late_worker(workers, |entry| entry.control.publish_shared(stage));
+fn publish(workers: &[WorkerEntry], unused: &[WorkerId], stage: &SharedStage) -> Result<(), ControlError> {
+    let late = late_worker(workers, unused, |entry| entry.control.publish_shared(stage));
     late.map_or(Ok(()), |entry| {
         Err(ControlError::Workers(format!(
             "worker {} did not acknowledge the program within {} s, or longer on a busy machine",
@@ -362,14 +374,16 @@ fn publish(workers: &[WorkerEntry], stage: &SharedStage) -> Result<(), ControlEr
     })
 }
 
-/// Gives each worker a publication; returns a worker that has not acknowledged it in time.
-fn late_worker(
-    workers: &[WorkerEntry],
+/// Gives each worker a publication; returns a worker, not of `unused`, that has not acknowledged it in time.
+fn late_worker<'w>(
+    workers: &'w [WorkerEntry],
+    unused: &[WorkerId],
     publish: impl Fn(&WorkerEntry) -> Publication,
-) -> Option<&WorkerEntry> {
+) -> Option<&'w WorkerEntry> {
     let published: Vec<_> = workers.iter().map(|entry| (entry, publish(entry))).collect();
+    let awaited = published.into_iter().filter(|(entry, _)| !unused.contains(&entry.control.id()));
     let late =
-        published.into_iter().find(|(entry, publication)| !entry.control.wait(*publication, PUBLISH_TIMEOUT));
+        awaited.into_iter().find(|(entry, publication)| !entry.control.wait(*publication, PUBLISH_TIMEOUT));
     late.map(|(entry, _)| entry)
 }
 

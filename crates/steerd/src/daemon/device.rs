@@ -490,7 +490,7 @@ pub(super) fn check_wires(settings: &Settings) -> Vec<Error> {
 pub(super) fn check(settings: &Settings, is_running: bool) -> Vec<Error> {
     let mut errors = check_soft(settings);
     // They are checked on their own.
-    let Ok(cores) = cores::of_workers(settings, &HostCores::of(settings)) else { return errors };
+    let Ok(cores) = cores::with_spare(settings, &HostCores::of(settings)) else { return errors };
     let TargetDevice { profile, real, mtus } = match profile(settings) {
         Ok(target) => target,
         Err(error) => {
@@ -652,7 +652,7 @@ pub(crate) fn profile(settings: &Settings) -> Result<TargetDevice, Error> {
         let profile = DeviceModel { name, ..profile }.on_ports(settings.device.ports.len());
         return Ok(TargetDevice { mtus: settings.soft_mtus(), ..TargetDevice::of(profile) });
     }
-    let cores = cores::of_workers(settings, &HostCores::of(settings));
+    let cores = cores::with_spare(settings, &HostCores::of(settings));
     let workers = cores.map_err(Error::Cores)?.len();
     let real = open_real(settings)?;
     let device = &real.device;

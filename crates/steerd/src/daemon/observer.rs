@@ -57,11 +57,11 @@ pub(super) struct WorkerEntry {
     pub(super) control: WorkerControl,
     /// The number of its work queue.
     pub(super) queue: u32,
-    pub(super) core: Option<usize>,
     pub(super) receive: ReceiveKind,
 }
 
 impl Observer {
+    /// The number of all workers, with spare ones.
     pub(crate) fn worker_count(&self) -> usize {
         self.workers.len()
     }

@@ -241,7 +241,7 @@ fn memory(start: &Start<'_>, found: &mut Findings) {
 
 /// The configurations of all workers; none if their cores or lengths are wrong, which other checks report.
 fn worker_configs(settings: &Settings) -> Vec<WorkerConfig> {
-    let cores = cores::of_workers(settings, &HostCores::of(settings));
+    let cores = cores::with_spare(settings, &HostCores::of(settings));
     let frame_bytes = settings.frame_bytes(&device::known_mtus(settings));
     let (Ok(cores), Ok(frame_bytes)) = (cores, frame_bytes) else { return Vec::new() };
     let config = |(index, core)| worker_config(settings, WorkerId::of(index), core);

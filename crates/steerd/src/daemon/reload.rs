@@ -23,6 +23,7 @@ use crate::daemon::notify;
 use crate::daemon::observer::Observer;
 use crate::daemon::rules::LiveRules;
 use crate::daemon::watch::ChangedPolicy;
+use crate::daemon::worker_settings::WorkerSettings;
 use crate::message::NoThread;
 use crate::policy_file::Inputs;
 use change::{Refused, Work, failed, refused_at_once};
@@ -40,6 +41,7 @@ pub(crate) struct Parts {
     pub(crate) commands: Commands,
     pub(crate) rules: Arc<LiveRules>,
     pub(crate) history: Arc<History>,
+    pub(crate) worker_settings: Arc<WorkerSettings>,
 }
 
 /// A policy that is in force on trial.

@@ -129,7 +129,7 @@ impl LiveRules {
     }
 
     /// For a change that a client asks for.
-    fn lock_soon(&self) -> Result<MutexGuard<'_, Rules>, Refused> {
+    pub(super) fn lock_soon(&self) -> Result<MutexGuard<'_, Rules>, Refused> {
         self.changes_waiting.fetch_add(1, Ordering::Relaxed);
         let rules = self.lock_within(CHANGE_PATIENCE, || true);
         self.changes_waiting.fetch_sub(1, Ordering::Relaxed);
@@ -283,8 +283,8 @@ impl LiveRules {
     fn install(&self, device_rules: &[DeviceRule]) -> Result<(), String> {
         let in_force = Arc::clone(&self.observer.board.read().policy);
         let Some(policy) = &in_force.policy else { return Err("the policy allows no rules".to_owned()) };
-        let workers = self.observer.worker_count();
-        let profile = self.observer.opened.profile(workers);
+        let set = Arc::clone(&self.observer.board.read().workers);
+        let profile = self.observer.opened.profile(self.observer.worker_count());
         let read = Read {
             policy: Policy::clone(policy),
             warnings: Vec::new(),
@@ -293,12 +293,18 @@ impl LiveRules {
         let weights = Counters::of_weights(in_force.weights.clone()).weights(policy);
         let running = Running {
             program: &in_force.program,
+            absent: &set.absent(),
             counters: None,
             device_rules: &|_policy| device_rules.to_vec(),
             proves_room: false,
         };
-        let compiled =
-            policy_file::compile_weighted(read, weights.as_ref(), &profile, Some(workers), Some(&running));
+        let compiled = policy_file::compile_weighted(
+            read,
+            weights.as_ref(),
+            &profile,
+            Some(set.known()),
+            Some(&running),
+        );
         let compiled = compiled.and_then(policy_file::Compiled::into_installable);
         let compiled = compiled.map_err(|diagnostics| {
             let first = diagnostics.list.iter().find(|one| one.severity == policy::Severity::Error);

@@ -14,13 +14,14 @@ use worker::sinks::trace::{self, TraceOptions};
 use worker::sinks::{Opened, capture};
 
 use crate::api::model::PlanReport;
-use crate::api::request::{CaptureBody, RecordBody, Refused, TraceBody};
+use crate::api::request::{CaptureBody, RecordBody, Refused, TraceBody, WorkerChange};
 use crate::api::rules::{Caller, ChangesRefused, RuleChanges, RuleList, RulesChanged};
 use crate::api::{self, Asked, InForce, model};
 use crate::daemon::page::{self, RuleFacts};
 use crate::daemon::reload::{self, Parts};
 use crate::daemon::sinks::AttachedTo;
 use crate::daemon::trace::{TraceForm, TraceWriter};
+use crate::daemon::workers;
 use crate::policy_file::{self, Read};
 use crate::state::State;
 use crate::telemetry::pages::Source;
@@ -122,6 +123,14 @@ impl api::Daemon for Service {
 
     fn rules(&self, id: Option<&str>, state: &State) -> Result<RuleList, Refused> {
         self.parts.rules.list(id, state)
+    }
+
+    fn workers(&self) -> model::WorkerList {
+        workers::list(&self.parts.observer)
+    }
+
+    fn change_workers(&self, change: WorkerChange, by: &str) -> Result<model::WorkersChanged, Refused> {
+        workers::change(&self.parts, change, by)
     }
 }
 

@@ -94,7 +94,7 @@ impl ExaminedSetup {
             Ok(daemon) => (daemon, None),
             Err(unread) => (None, Some(unread)),
         };
-        let (workers, core_error) = match cores::of_workers(settings, &HostCores::of(settings)) {
+        let (workers, core_error) = match cores::with_spare(settings, &HostCores::of(settings)) {
             Ok(workers) => (workers, None),
             Err(error) => (Vec::new(), Some(error)),
         };

@@ -12,7 +12,7 @@ use softnic::{FaultPlan, PORT_MTU_BYTES};
 use wire::WireConfig;
 
 use super::layers::Layers;
-use super::types::{Cores, FrameBytes, Provider, Settings, SoftNic, SoftNicMode, SoftNicPort};
+use super::types::{Cores, FrameBytes, IdleMode, Provider, Settings, SoftNic, SoftNicMode, SoftNicPort};
 use super::{Problems, log_filter};
 use crate::cli::NicFilterUse;
 use crate::message::Hinted;
@@ -73,6 +73,7 @@ pub(super) fn range_of(key: &str) -> Option<(i64, i64)> {
         "workers.frames" => Some(of_u32(FRAMES)),
         "workers.frame_bytes" => Some(of_u32(FRAME_BYTES)),
         "workers.idle_us" => Some(of_u32(IDLE_US)),
+        "workers.spare" => Some((0, MAX_WORKERS as i64)),
         "workers.batch" => Some((*BATCH.start() as i64, *BATCH.end() as i64)),
         "health.stall_ms" => Some((STALL_MS.start().cast_signed(), STALL_MS.end().cast_signed())),
         "softnic.threads" => Some((1, MAX_PORTS as i64)),
@@ -168,6 +169,16 @@ fn check_workers(settings: &Settings, report: &mut Report<'_>) {
             format!("1 to {MAX_WORKERS} workers are possible, not {count}"),
             Some(AUTO_CORES),
         );
+    }
+    let most_spare = MAX_WORKERS.saturating_sub(count);
+    if workers.spare > most_spare {
+        let message =
+            format!("{count} workers leave room for {most_spare} spare ones, not {}", workers.spare);
+        report("workers.spare", message, Some("all workers together are at most as many"));
+    }
+    if workers.spare > 0 && workers.idle == IdleMode::Spin {
+        let message = "spare workers have no core that they could keep busy".to_owned();
+        report("workers.spare", message, Some("set workers.idle = \"adaptive\", or workers.spare = 0"));
     }
     if let Cores::List(cores) = &workers.cores {
         if has_repetition(cores) {

@@ -115,7 +115,17 @@ fn every_key_has_a_default_in_the_file() {
         ("policy", vec!["file", "variables", "traffic", "require_tests", "watch"]),
         (
             "workers",
-            vec!["cores", "frames", "frame_bytes", "batch", "pages", "idle", "idle_us", "timestamps"],
+            vec![
+                "cores",
+                "spare",
+                "frames",
+                "frame_bytes",
+                "batch",
+                "pages",
+                "idle",
+                "idle_us",
+                "timestamps",
+            ],
         ),
         ("softnic", vec!["name", "personality", "provider", "mode", "ports"]),
         ("http", vec!["hosts", "listen", "token_file"]),

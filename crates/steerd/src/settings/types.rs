@@ -185,6 +185,8 @@ pub(crate) struct Policy {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Workers {
     pub(crate) cores: Cores,
+    /// Workers beyond those of `cores`, which wait until they are added.
+    pub(crate) spare: usize,
     pub(crate) frames: u32,
     pub(crate) frame_bytes: FrameBytes,
     pub(crate) batch: usize,

@@ -101,7 +101,7 @@ fn rule(rule: &RuleState) -> LiveRule<'_> {
 fn worker<'s>(worker: &'s WorkerState, rates: &PerSecond) -> LiveWorker<'s> {
     LiveWorker {
         worker: worker.worker,
-        core: worker.core,
+        core: worker.place.core,
         received_packets: worker.received_packets,
         received_bytes: worker.received_bytes,
         lost_packets: &worker.lost_packets,

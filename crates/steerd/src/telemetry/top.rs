@@ -208,7 +208,7 @@ fn worker(worker: &WorkerState, rates: &PerSecond) -> Worker {
     let TimeShares { idle, busy, waiting } = rates.worker_time(worker).shares();
     Worker {
         worker: number,
-        core: worker.core,
+        core: worker.place.core,
         stalled: worker.stalled,
         failed: worker.failed,
         queue_recoveries: worker.queue_recoveries,

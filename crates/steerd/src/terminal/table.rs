@@ -178,7 +178,7 @@ pub(crate) fn workers_table(
         let failed = if is_live && worker.failed { " (queue failed)" } else { "" };
         let mut row = vec![
             format!("{}{stalled}{failed}", worker.worker),
-            worker.core.map_or_else(|| "any".into(), |core| core.to_string()),
+            worker.place.core.map_or_else(|| "any".into(), |core| core.to_string()),
             number(worker.received_packets),
             bytes(worker.received_bytes),
             rate(worker_rate(rates, worker)),

@@ -45,7 +45,7 @@ impl Place {
         self.daemon_with(&["--demo".as_ref()])
     }
 
-    fn daemon_with(&self, settings: &[&OsStr]) -> Command {
+    pub(crate) fn daemon_with(&self, settings: &[&OsStr]) -> Command {
         let mut command = steerd();
         command.env("STEERD_API__ENABLED", "true").arg("run").args(settings);
         command.arg("--policy").arg(self.path("p.toml")).arg("--api-socket").arg(self.socket());

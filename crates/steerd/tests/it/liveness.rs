@@ -119,6 +119,31 @@ fn a_stalled_worker_and_its_recovery_are_reported() {
     );
 }
 
+/// A stalled worker leaves the tables of its groups, does not hold up reloads meanwhile, and comes back.
+#[test]
+fn groups_do_without_a_stalled_worker() {
+    let mut daemon = Daemon::start_command(&mut demonstration());
+    let received = |daemon: &Daemon, worker: usize| {
+        daemon.state()["workers"][worker]["received_packets"].as_u64().expect("a number")
+    };
+    daemon.until("both receive", |daemon| (0..2).all(|worker| received(daemon, worker) > 0));
+    let stopped = match Stopped::thread(&daemon, "worker-0") {
+        Ok(stopped) => stopped,
+        Err(obstacle) => return support::not_run("the groups of a stalled worker", &obstacle),
+    };
+    daemon.wait_for("groups do without stalled workers, now 0: ", 1);
+    daemon.signal(Signal::HUP);
+    daemon.wait_for("is in force after", 1);
+    let before = received(&daemon, 1);
+    daemon.until("the other one receives", |daemon| received(daemon, 1) > before);
+    drop(stopped);
+    daemon.wait_for("groups do without stalled workers, now none: ", 1);
+    let before = received(&daemon, 0);
+    daemon.until("it receives again", |daemon| received(daemon, 0) > before + 1000);
+    let (status, summary, log) = daemon.terminate();
+    assert!(status.success() && summary.contains("\npacket accounting matches\n"), "{summary}{log}");
+}
+
 #[test]
 fn a_stalled_engine_and_its_recovery_are_reported() {
     let metric: (&str, &[&str]) = ("steerd_engine_stalled", &["device=\"softnic0\""]);

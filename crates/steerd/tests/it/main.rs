@@ -53,3 +53,4 @@ mod tracepoints;
 mod traces;
 mod trial;
 mod watch;
+mod workers;

@@ -31,6 +31,8 @@ pub(crate) enum Cause {
     Priorities,
     /// Rules at run time move into the device or out of it; the policy stays.
     Rules,
+    /// Other workers serve the groups of the policy in force, which stays.
+    Workers,
 }
 
 pub(super) enum Command {

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use control::{Controller, DigestedProgram};
+use device_model::DeviceModel;
 use hugemem::ArenaForecast;
 use program::WorkerId;
 use verbs::SYSFS_CLASSES;
@@ -23,6 +24,7 @@ use crate::daemon::nic_drops::NicDrops;
 use crate::daemon::observer::{Observer, WorkerEntry, unix_seconds};
 use crate::daemon::placement::{self, Placement};
 use crate::daemon::sinks::Sinks;
+use crate::daemon::worker_set::WorkerSet;
 use crate::message::NoThread;
 use crate::policy_file::{Compiled, RuleWeights};
 use crate::settings::{IdleMode, PolicySource, ReceiveSetting, Settings, SoftNicMode};
@@ -37,6 +39,8 @@ pub(crate) struct Builder {
     workers: Vec<Worker>,
     opened: OpenDevice,
     cores: Vec<Option<usize>>,
+    /// The number of the last workers, which are spare.
+    spare: usize,
     frames: u64,
     /// The folder of the daemon's state.
     state: Option<PathBuf>,
@@ -72,7 +76,7 @@ impl Builder {
         is_stopping: &dyn Fn() -> bool,
     ) -> Result<Self, Error> {
         let host = HostCores::of(settings);
-        let cores = cores::of_workers(settings, &host).map_err(Error::Cores)?;
+        let cores = cores::with_spare(settings, &host).map_err(Error::Cores)?;
         settings.check_mtus()?;
         let opened = device::open(settings)?;
         if let Some(placement) = Placement::of(settings, &cores) {
@@ -114,15 +118,22 @@ impl Builder {
             soft.nic.start_profile();
         }
         let frames = workers.iter().map(Worker::frame_count).sum();
-        Ok(Self { opened, workers, cores, frames, state: settings.state.folder(), log: log.clone() })
+        let spare = settings.workers.spare;
+        Ok(Self { opened, workers, cores, spare, frames, state: settings.state.folder(), log: log.clone() })
     }
 
     pub(crate) fn opened(&self) -> &OpenDevice {
         &self.opened
     }
 
-    pub(crate) fn worker_count(&self) -> usize {
-        self.workers.len()
+    /// The limits of the device beside all workers.
+    pub(crate) fn profile(&self) -> DeviceModel {
+        self.opened.profile(self.workers.len())
+    }
+
+    /// The number of the workers that are not spare.
+    pub(crate) fn serving_count(&self) -> usize {
+        self.workers.len() - self.spare
     }
 
     /// Starts the workers, puts the program on the device, and lets packets in.
@@ -133,7 +144,8 @@ impl Builder {
         nic_drops: NicDrops,
     ) -> Result<Steering, Error> {
         // The workers last, so that they are dropped first if a step below fails.
-        let Self { opened, cores, frames, state, log, workers } = self;
+        let set = WorkerSet::new(&self.cores, self.spare);
+        let Self { opened, frames, state, log, workers, .. } = self;
         let queues = workers.iter().map(Worker::work_queue).collect();
         // Declared before the controller, so that it is dropped after it if a step below fails.
         let mut threads = WorkerThreads(Vec::with_capacity(workers.len()));
@@ -143,13 +155,12 @@ impl Builder {
         let budgets = workers.iter().map(Worker::frame_budget).collect();
         let registered = workers.iter().map(Worker::frames).collect();
         let arenas = workers.iter().map(|worker| worker.config().arena(0)).collect();
-        let entry = |(worker, core): (&Worker, &Option<usize>)| WorkerEntry {
+        let entry = |worker: &Worker| WorkerEntry {
             control: worker.control(),
             queue: worker.work_queue().number().0,
             receive: worker.receive(),
-            core: *core,
         };
-        let entries: Vec<WorkerEntry> = workers.iter().zip(&cores).map(entry).collect();
+        let entries: Vec<WorkerEntry> = workers.iter().map(entry).collect();
         for worker in workers {
             threads.0.push(worker.spawn().map_err(Error::Worker)?);
         }
@@ -163,7 +174,7 @@ impl Builder {
             change: controller.progress(),
             opened,
             workers: entries,
-            board: Board::new(none_in_force(source, &compiled)),
+            board: Board::new(none_in_force(source, &compiled), set),
             health: Arc::default(),
             drops,
             out_of_buffer,

@@ -24,7 +24,7 @@ use crate::port_counters::PortCounters;
 use crate::state::{
     Buckets, DeviceState, ExportState, LOST_ON_WIRE, LatencyState, OtherDeviceState, PolicyState, PortClaims,
     PortState, Reasons, RecordsState, RuleState, SinkState, SinkTrafficState, State, TOP_FLOWS_MAX,
-    TopFlowState, WorkerState, WorkerThreadState,
+    TopFlowState, WorkerPlace, WorkerState, WorkerThreadState,
 };
 use crate::telemetry::accounting::{self, InFlight};
 use crate::telemetry::http::Probes;
@@ -78,6 +78,7 @@ pub(super) fn of(observer: &Observer, drops: Option<Arc<[DropTotals]>>, moment: 
         .iter()
         .zip(&snapshots)
         .map(|(entry, snapshot)| WorkerState {
+            place: published.workers.place(snapshot.id),
             stalled: stalled.contains(&Part::Worker(snapshot.id.0)),
             out_of_buffer_packets: observer.soft_nic().and_then(|nic| nic.out_of_buffer(entry.queue)),
             ..worker(entry, snapshot)
@@ -138,7 +139,7 @@ pub(super) fn status(observer: &Observer) -> model::Status {
         pid: std::process::id(),
         uptime_seconds: observer.started.elapsed().as_secs_f64(),
         device: device(observer, &observer.health.stalled()),
-        workers: observer.workers.len(),
+        workers: published.workers.serving().count(),
         descriptions: model::Described::all(&published.policy.program),
         policy: policy(&published),
         health: model::Health {
@@ -376,7 +377,7 @@ fn worker(entry: &WorkerEntry, snapshot: &WorkerSnapshot) -> WorkerState {
     }
     WorkerState {
         worker: snapshot.id.0,
-        core: entry.core,
+        place: WorkerPlace::default(),
         receive: entry.receive.name(),
         warnings: entry.control.warnings().iter().map(ToString::to_string).collect(),
         received_packets: snapshot.received.packets,

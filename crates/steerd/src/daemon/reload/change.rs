@@ -47,6 +47,11 @@ impl Work {
             Origin::Past(policy) => format!("{source} as policy {} of the history", policy.number),
         };
         let is_dry_run = matches!(self.origin, Origin::File(ReloadBody { dry_run: true, .. }));
+        let not_followed = match &self.origin {
+            // Before the policy, which may name a worker that is added.
+            Origin::File(_) if !is_dry_run => self.parts.worker_settings.follow(&self.parts),
+            _ => Vec::new(),
+        };
         match self.change(&source) {
             Ok(Accepted { outcome: Outcome::DryRun(plan), warnings, .. }) => {
                 let plan = Some(*plan);
@@ -55,7 +60,8 @@ impl Work {
                 notify::ready("the policy in force stays: the reload was only tried");
                 Done { verdict, trial: None, ends_trial: false }
             }
-            Ok(Accepted { outcome: Outcome::Installed { flows, trial }, warnings, before }) => {
+            Ok(Accepted { outcome: Outcome::Installed { flows, trial }, mut warnings, before }) => {
+                warnings.extend(not_followed.into_iter().map(not_of_settings));
                 observer.board.reload_succeeded();
                 let FlowChanges { installed, removed, kept } = flows;
                 let flows = ChangedFlows { installed, removed, kept };
@@ -306,15 +312,21 @@ impl Work {
         profile: &DeviceModel,
     ) -> Result<Compiled, Refused> {
         let observer = &self.parts.observer;
-        let workers = observer.worker_count();
+        let set = Arc::clone(&observer.board.read().workers);
         let traffic = before.source.traffic.as_ref();
         let counters = (traffic == Some(&Traffic::Counters))
             .then(|| Counters::of_state(&observer.state(), before.weights.clone()));
         let device_rules = |_: &Policy| choice.rules().to_vec();
         // Half of the priorities are only a step on the way.
-        let proves_room = profile.priorities == observer.opened.profile(workers).priorities;
-        let running =
-            Running { program: &before.program, counters, device_rules: &device_rules, proves_room };
+        let proves_room = profile.priorities == observer.opened.profile(observer.worker_count()).priorities;
+        let running = Running {
+            program: &before.program,
+            absent: &set.absent(),
+            counters,
+            device_rules: &device_rules,
+            proves_room,
+        };
+        let workers = set.known();
         let past = match &self.origin {
             Origin::File(_) | Origin::Changed(_) => None,
             Origin::Past(policy) => Some(policy.number),
@@ -481,6 +493,11 @@ fn of_half(source: &str, why: &str) -> Diagnostic {
     outside("the device").warning(message, "half of the priorities")
 }
 
+/// The warning that a reload has not followed the settings.
+fn not_of_settings(why: String) -> Diagnostic {
+    outside("the settings").warning(why, "not followed")
+}
+
 /// The place of a diagnostic about something that is outside of the policy.
 fn outside(what: &str) -> Place {
     Place::new(&Arc::new(Source::new(what, "")), 0..0)
@@ -501,8 +518,9 @@ pub(in crate::daemon) fn plan(parts: &Parts, read: &Read) -> Result<PlanReport, 
     let facts = rules.facts(&read.policy, true);
     let mut choice = rules.lock().choose(&read.policy, &before.program, facts.as_ref());
     let counters = Counters::of_weights(before.weights.clone());
-    let workers = observer.worker_count();
-    let profile = observer.opened.profile(workers);
+    let set = Arc::clone(&observer.board.read().workers);
+    let workers = set.known();
+    let profile = observer.opened.profile(observer.worker_count());
     let weights = counters.weights(&read.policy);
     let half = profile.with_half_of_the_priorities();
     let mut offered = &profile;
@@ -510,6 +528,7 @@ pub(in crate::daemon) fn plan(parts: &Parts, read: &Read) -> Result<PlanReport, 
         let device_rules = |_: &Policy| choice.rules().to_vec();
         let running = Running {
             program: &before.program,
+            absent: &set.absent(),
             counters: None,
             device_rules: &device_rules,
             proves_room: std::ptr::eq(offered, &profile),

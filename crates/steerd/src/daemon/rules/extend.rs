@@ -71,7 +71,9 @@ impl LiveRules {
         let mut forms: Vec<usize> =
             held.iter().copied().flat_map(directions).map(|matches| form(&matches)).collect::<Option<_>>()?;
         let profile = self.observer.opened.profile(self.observer.worker_count());
-        let job = Job::new(policy, &profile, self.observer.worker_count());
+        let set = Arc::clone(&self.observer.board.read().workers);
+        let absent = set.absent();
+        let job = Job::new(policy, &profile, set.known()).without(&absent);
         let mut added_by_form: BTreeMap<usize, Vec<InsertedRule>> = BTreeMap::new();
         for stored in added {
             let text = device_rule(stored, &in_force.program)?.action;
