@@ -4,14 +4,16 @@
 //! none.
 //!
 //! `pairs` finds between which rules packets move, `expand` makes regions of them, and `report` adds names
-//! and texts.
+//! and texts. `packet_changes` compares what becomes of one packet.
 
 mod expand;
 mod groups;
+mod packet_changes;
 mod pairs;
 mod report;
 
 pub use groups::{GroupChange, KeyChange, ShareChange, changed_groups};
+pub use packet_changes::{MetRules, PacketComparison};
 pub use pairs::MAX_PAIRS;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -186,6 +188,28 @@ impl<'p> Policed<'p> {
     }
 }
 
+/// The groups of two policies by numbers that are equal where packets are treated alike.
+struct ComparedGroups<'p> {
+    new_groups: Vec<GroupId>,
+    policed: Policed<'p>,
+}
+
+impl<'p> ComparedGroups<'p> {
+    fn of(old: &'p Policy, new: &'p Policy) -> Self {
+        Self { new_groups: same_groups(old, new), policed: Policed::of(old, new) }
+    }
+
+    /// The number of a group of the old policy, for the packets of a rule.
+    fn old_group(&self, group: GroupId, rule: Option<&RuleDefinition>) -> GroupId {
+        self.policed.group(group, rule)
+    }
+
+    /// The number of a group of the new policy.
+    fn new_group(&self, group: GroupId, rule: Option<&RuleDefinition>) -> GroupId {
+        self.policed.group(self.new_groups.get(group.index()).copied().unwrap_or(group), rule)
+    }
+}
+
 /// Compares two policies.
 pub fn diff(old: &Policy, new: &Policy, progress: &mut dyn FnMut(Progress)) -> Diff {
     diff_in_detail(old, new, Detail::SHORT, progress)
@@ -199,12 +223,9 @@ pub fn diff_in_detail(
     progress: &mut dyn FnMut(Progress),
 ) -> Diff {
     let space = Space::of(&[old, new]).within(detail.time);
-    let groups = same_groups(old, new);
-    let policed = Policed::of(old, new);
-    let old_group = |group: GroupId, rule: Option<&RuleDefinition>| policed.group(group, rule);
-    let new_group = |group: GroupId, rule: Option<&RuleDefinition>| {
-        policed.group(groups.get(group.index()).copied().unwrap_or(group), rule)
-    };
+    let groups = ComparedGroups::of(old, new);
+    let old_group = |group: GroupId, rule: Option<&RuleDefinition>| groups.old_group(group, rule);
+    let new_group = |group: GroupId, rule: Option<&RuleDefinition>| groups.new_group(group, rule);
     let mut report = Report::new(&space.dimensions, detail);
     for direction in [Direction::Ingress, Direction::Egress] {
         let before = RuleList::of(&space.dimensions, old, direction, &old_group);

@@ -48,8 +48,8 @@ mod suspects;
 pub use deciders::{Deciders, DecidingRules, EveryPacket};
 pub use diff::{
     Change, Detail, Diff, Effect, GroupChange, KeyChange, MAX_COUNTED_REGIONS, MAX_NAMED_OPEN,
-    MAX_NAMED_RULES, MAX_PAIRS, MAX_SHOWN_VALUES, Names, OpenPair, PairSummary, ShareChange, changed_groups,
-    diff, diff_in_detail,
+    MAX_NAMED_RULES, MAX_PAIRS, MAX_SHOWN_VALUES, MetRules, Names, OpenPair, PacketComparison, PairSummary,
+    ShareChange, changed_groups, diff, diff_in_detail,
 };
 pub use lost::{LostException, LostExceptions, OpenException, lost_exceptions};
 pub use match_text::match_text;

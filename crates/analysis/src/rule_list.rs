@@ -16,7 +16,8 @@ pub(super) const fn is_final(action: Action) -> bool {
     !matches!(action, Action::Copy(_) | Action::Sniff(_))
 }
 
-fn with_group(action: Action, rule: Option<&RuleDefinition>, group: &GroupOf<'_>) -> Action {
+/// The action with the number of its group.
+pub(super) fn with_group(action: Action, rule: Option<&RuleDefinition>, group: &GroupOf<'_>) -> Action {
     match action {
         Action::Steer(id) => Action::Steer(group(id, rule)),
         Action::Copy(id) => Action::Copy(group(id, rule)),

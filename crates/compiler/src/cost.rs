@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use packet::DeepKey;
-use program::{Class, Decide, Explanation, Program, RuleId};
+use program::{Class, ClassId, Decide, Explanation, Program, RuleId, WorkerId};
 
 use crate::drawn_packets::DrawnPacket;
 use crate::flow_groups::FlowGroups;
@@ -62,6 +62,17 @@ impl Decision {
         let class = explained.class.and_then(|class| program.class(class));
         let comparisons = class.and_then(|class| class.comparisons(key));
         Self { worker_ps: worker_ps(class, comparisons), comparisons, explained }
+    }
+
+    /// The workers that receive the packet or a copy of it, each with the time that it takes, in picoseconds.
+    pub fn worker_times(&self, program: &Program, key: &DeepKey) -> impl Iterator<Item = (WorkerId, u64)> {
+        let time = |class: Option<ClassId>| {
+            let class = class.and_then(|class| program.class(class));
+            worker_ps(class, class.and_then(|class| class.comparisons(key)))
+        };
+        let copies = self.explained.copies.iter().map(move |copied| (copied.worker, time(copied.class)));
+        let received = (self.explained.worker, self.worker_ps);
+        std::iter::once(received).chain(copies).filter_map(|(worker, ps)| Some((worker?, ps)))
     }
 }
 

@@ -371,25 +371,36 @@ fn parse_deny(text: &str) -> Result<Deny, String> {
 #[derive(Debug, Args)]
 #[command(after_help = exit_status::help(exit_status::DIFF))]
 pub(crate) struct DiffArgs {
-    /// The old policy; "-" for standard input, for one of the two. With --running the new one.
+    /// The old policy; "-" for standard input, for one of the two. With --running or --live the new one.
     #[arg(value_name = "OLD")]
     pub(crate) old: PathBuf,
     /// The new policy.
-    #[arg(value_name = "NEW", required_unless_present = "running", conflicts_with = "running")]
+    #[arg(value_name = "NEW", required_unless_present_any = ["running", "live"], conflicts_with_all = ["running", "live"])]
     pub(crate) new: Option<PathBuf>,
     /// Compare with the policy that the running daemon has in force, as it was read, with its variables.
     #[arg(long)]
     pub(crate) running: bool,
+    /// Compare as --running does, and count in a sample of the packets that the daemon receives how many each
+    /// change would move; nothing is installed.
+    #[arg(long)]
+    pub(crate) live: bool,
+    /// The time of the sample, at most 1h; Ctrl-C ends it earlier.
+    #[arg(long = "for", value_name = "TIME", value_parser = parse_sample_time, default_value = "30s", requires = "live")]
+    pub(crate) sample_time: Duration,
+    /// Sample one of this many packets [default: by their rate, so that there are about 1000 in a second].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), requires = "live")]
+    pub(crate) one_in: Option<u32>,
     #[command(flatten)]
     pub(crate) api: ApiArgs,
     #[command(flatten)]
     pub(crate) variables: VariableArgs,
     /// Also list rules that move between device and workers on a device model: ideal, mlx5, mlx4, mana,
-    /// bnxt_re, conservative, or a file that describes a device [default with --workers: ideal].
+    /// bnxt_re, conservative, or a file that describes a device [default with --workers: ideal; of --live:
+    /// that of the daemon].
     #[arg(long, alias = "profile", value_name = "NAME|FILE", value_parser = parse_model)]
     pub(crate) model: Option<DeviceModel>,
     /// The number of workers that "all" means; also show rules that are decided elsewhere [default: as many
-    /// as the policies name].
+    /// as the policies name; of --live: that of the daemon].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) workers: Option<u32>,
     /// Describe all regions, up to 4,096 of each pair of rules and 65,536 in all, not 16 and 4,096.
@@ -975,6 +986,16 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_millis(milliseconds))
 }
 
+/// The longest sample of live packets.
+const SAMPLE_TIME_MAX: Duration = Duration::from_secs(3600);
+
+fn parse_sample_time(text: &str) -> Result<Duration, String> {
+    match parse_duration(text)? {
+        time if time > SAMPLE_TIME_MAX => Err("must be at most 1h".to_owned()),
+        time => Ok(time),
+    }
+}
+
 /// Writes the man pages and the completions into a folder. `settings`: the documented default settings.
 pub(crate) fn generate(folder: &Path, settings: &str) -> io::Result<()> {
     fs::create_dir_all(folder)?;
@@ -1005,6 +1026,8 @@ mod tests {
         for bad in ["", "s", "0s", "10 s", "3d", "-1s", "99999999999999999999s", "18446744073709551615h"] {
             assert!(parse_duration(bad).is_err(), "{bad:?} must be refused");
         }
+        assert_eq!(parse_sample_time("1h"), Ok(SAMPLE_TIME_MAX));
+        assert!(parse_sample_time("3601s").is_err());
     }
 
     #[test]

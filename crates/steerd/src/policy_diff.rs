@@ -95,7 +95,8 @@ pub(crate) fn detail(all: bool) -> Detail {
     if all { Detail::FULL } else { Detail::SHORT }
 }
 
-const fn way(direction: Direction) -> &'static str {
+/// The direction as a key of JSON.
+pub(crate) const fn way(direction: Direction) -> &'static str {
     match direction {
         Direction::Ingress => "ingress",
         Direction::Egress => "egress",

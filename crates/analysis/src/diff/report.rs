@@ -142,7 +142,7 @@ fn names(sides: &[Side<'_>; 2], found: &Found) -> Names {
 }
 
 /// The effects of the old and the new policy on the packets of a pair.
-fn effects(sides: &[Side<'_>; 2], pair: Pair) -> [Effect; 2] {
+pub(super) fn effects(sides: &[Side<'_>; 2], pair: Pair) -> [Effect; 2] {
     [sides[0].effect(pair.before, pair.what, true), sides[1].effect(pair.after, pair.what, false)]
 }
 

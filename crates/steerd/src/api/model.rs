@@ -34,6 +34,17 @@ pub(crate) struct Status {
     /// The wires of the soft NIC's ports, in their order.
     #[serde(default)]
     pub(crate) wires: Vec<String>,
+    #[serde(default)]
+    pub(crate) traced: TracedPackets,
+}
+
+/// The packets that no worker receives, as far as a trace shows them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TracedPackets {
+    /// Whether it shows packets that the device leaves to the kernel.
+    pub(crate) kernel: bool,
+    /// Whether it shows packets that the device drops.
+    pub(crate) dropped: bool,
 }
 
 /// A rule or a group with its description.

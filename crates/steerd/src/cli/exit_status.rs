@@ -108,7 +108,7 @@ pub(super) const DIFF: ExitCodes = &[
     (0, "both policies treat every packet alike, however they are written"),
     (1, "they differ; with --model or --workers also: a rule is decided elsewhere"),
     (2, "a policy has errors, or the comparison would take too long"),
-    (8, "with --running: the daemon cannot be reached or does not answer"),
+    (8, "with --running or --live: the daemon cannot be reached, does not answer, or refuses the sample"),
 ];
 
 /// The codes of a command by its name, such as "steerd run".

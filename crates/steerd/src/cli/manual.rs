@@ -68,6 +68,7 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         "steerd diff",
         &[
             ("steerd diff old.toml new.toml", "Compare two policies."),
+            ("steerd diff --live new.toml --for 30s", "Count the live packets that a policy would move."),
             ("steerd diff --running new.toml", "Compare a policy with the one in force."),
         ],
     ),

@@ -6,6 +6,7 @@ pub(super) mod blocks;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
+use std::time::Duration;
 
 use steerd_client::api::CaptureNext;
 
@@ -20,7 +21,7 @@ use blocks::Blocks;
 
 pub(crate) fn run(args: &CaptureArgs) -> Result<(), Error> {
     let client = client::connect(&args.api)?;
-    let ending = Ending::after(args.seconds)?;
+    let ending = Ending::after(args.seconds.map(Duration::from_secs))?;
     let (rule, matches) =
         if args.dropped { (None, args.packets.clone()) } else { (args.packets.clone(), None) };
     let body = CaptureBody { rule, dropped: args.dropped, matches, snap: args.snap, one_in: args.one_in };

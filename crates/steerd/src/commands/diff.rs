@@ -1,7 +1,10 @@
 //! `steerd diff OLD NEW`, or `--running NEW` for the policy that a daemon has in force: the traffic that two
 //! policies treat differently, as regions of packets in the language with an example of each, and changes
 //! inside groups. With `--model` or `--workers` also the rules that a device decides elsewhere
-//! ([`Placement`]). The exit codes are those of diff(1).
+//! ([`Placement`]), with `--live` how many packets of the daemon each change would move. The exit codes are
+//! those of diff(1).
+
+mod live;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -20,12 +23,13 @@ use crate::api::model::PolicyText;
 use crate::cli::{Cli, DiffArgs, Format};
 use crate::commands::{Error, Outcome, client};
 use crate::policy_diff::{self, Report, sinks};
-use crate::policy_file::{self, PolicyErrors, descriptions};
+use crate::policy_file::{self, PolicyErrors, Read, descriptions};
 use crate::settings::PolicySource;
 use crate::terminal::numbers::{counted, number, percent, shares};
 use crate::terminal::output::{self, Progress};
 use crate::terminal::style::{Colors, Style};
 use crate::terminal::table::Grid;
+use live::LiveReport;
 
 /// A longer region is not shown; the match that contains it is shown instead.
 const MAX_LINE_BYTES: usize = 320;
@@ -42,35 +46,46 @@ pub(crate) fn run(args: &DiffArgs) -> Result<Outcome, Error> {
 }
 
 fn compare(args: &DiffArgs) -> Result<Outcome, Error> {
-    let [(old_name, old), (new_name, new)] = match &args.new {
+    let Compared { old, new, running } = match &args.new {
         Some(new) => two_files(args, new)?,
         None => running_and_file(args)?,
     };
+    let (old_policy, new_policy) = (&old.read.policy, &new.read.policy);
     let found = {
         let mut progress = Progress::new();
-        analysis::diff_in_detail(&old, &new, policy_diff::detail(args.all), &mut |at| progress.show(at))
+        let detail = policy_diff::detail(args.all);
+        analysis::diff_in_detail(old_policy, new_policy, detail, &mut |at| progress.show(at))
     };
-    let named = || policy_file::workers_named(&old).max(policy_file::workers_named(&new));
+    let named = || policy_file::workers_named(old_policy).max(policy_file::workers_named(new_policy));
     let workers = args.workers.map_or_else(named, |workers| workers as usize);
-    let groups = analysis::changed_groups(&old, &new, workers);
-    let sinks = sinks::changes(&old, &new);
-    let described = descriptions::changes(&old, &new);
+    let groups = analysis::changed_groups(old_policy, new_policy, workers);
+    let sinks = sinks::changes(old_policy, new_policy);
+    let described = descriptions::changes(old_policy, new_policy);
     let placement = (args.model.is_some() || args.workers.is_some()).then(|| {
         let profile = args.model.clone().unwrap_or_default();
-        Placement::of(&old, &new, &profile, workers)
+        Placement::of(old_policy, new_policy, &profile, workers)
     });
-    let names = [old_name, new_name];
+    let live = match running.filter(|_| args.live) {
+        Some(running) => live::sample(args, [&old, &new], &running, &found)?,
+        None => None,
+    };
+    let names = [old.name, new.name];
     match args.printed.format() {
         Format::Json => {
             let placement = placement.as_ref();
-            output::print_json(&Report::of(names, &found, &groups, &sinks, &described, placement))?;
+            let report = Report::of(names, &found, &groups, &sinks, &described, placement);
+            output::print_json(&WithLive { report, live: live.as_ref() })?;
         }
         Format::Text => {
             let (is_delivery_equal, colors) = (sinks.is_empty(), Colors::stdout());
             let page = Page { found: &found, groups: &groups, is_delivery_equal, all: args.all, colors };
             let placement = placement.as_ref().map(Placement::text).unwrap_or_default();
             let (sinks, described) = (sinks::text(&sinks), descriptions::text(&described));
-            output::print(&format!("{}{sinks}{described}{placement}", page.text(&names)))?;
+            let live = live.map_or_else(
+                || if args.live { NOTHING_SAMPLED.to_owned() } else { String::new() },
+                |live| live::text(&live, args.all),
+            );
+            output::print(&format!("{}{sinks}{described}{placement}{live}", page.text(&names)))?;
         }
     }
     let is_moved = placement.is_some_and(|placement| !placement.is_same());
@@ -81,10 +96,38 @@ fn compare(args: &DiffArgs) -> Result<Outcome, Error> {
     }
 }
 
-/// A policy and its name in the output.
-type Named = (String, Policy);
+const NOTHING_SAMPLED: &str = "no received packet would move: no live traffic was sampled\n";
 
-fn two_files(args: &DiffArgs, new: &Path) -> Result<[Named; 2], Error> {
+/// The JSON of the command.
+#[derive(Serialize)]
+struct WithLive<'d> {
+    #[serde(flatten)]
+    report: Report<'d, Placement>,
+    /// `null`: not asked for, or no received packet would move.
+    live: Option<&'d LiveReport>,
+}
+
+/// Two policies to compare.
+struct Compared {
+    old: NamedPolicy,
+    new: NamedPolicy,
+    /// `None`: the old one is of a file.
+    running: Option<RunningPolicy>,
+}
+
+/// A policy and its name in the output.
+struct NamedPolicy {
+    name: String,
+    read: Read,
+}
+
+/// The policy that a daemon has in force, by number and hash.
+struct RunningPolicy {
+    generation: u64,
+    sha256: String,
+}
+
+fn two_files(args: &DiffArgs, new: &Path) -> Result<Compared, Error> {
     if [&*args.old, new].iter().all(|path| policy_file::is_standard_input(path)) {
         let message = "only one of the two policies can come from standard input";
         let mut command = <Cli as clap::CommandFactory>::command();
@@ -94,12 +137,11 @@ fn two_files(args: &DiffArgs, new: &Path) -> Result<[Named; 2], Error> {
     let sources = [target::source(&args.old, variables())?, target::source(new, variables())?];
     // Both are read before an error is returned, so that all problems are printed at once.
     let [old, new] = sources.each_ref().map(read);
-    let [old_name, new_name] = sources.map(|source| source.to_string());
-    Ok([(old_name, old?), (new_name, new?)])
+    Ok(Compared { old: old?, new: new?, running: None })
 }
 
 /// The policy that a daemon has in force, and the file with the daemon's variables unless --set gives others.
-fn running_and_file(args: &DiffArgs) -> Result<[Named; 2], Error> {
+fn running_and_file(args: &DiffArgs) -> Result<Compared, Error> {
     let running: PolicyText = client::connect(&args.api)?.get("/v1/policy")?;
     let mut variables = running.variables.clone();
     variables.extend(args.variables.set.iter().cloned());
@@ -113,13 +155,17 @@ fn running_and_file(args: &DiffArgs) -> Result<[Named; 2], Error> {
     let files = running.files.into_iter().filter_map(|(name, file)| Some((name, file.text?)));
     let files: BTreeMap<String, String> = files.collect();
     let old = policy_file::parse(&Source::new(name.as_str(), text), &files, &running.variables);
-    let old = old.map(|read| read.policy).map_err(|diagnostics| refused(&name, &diagnostics))?;
-    Ok([(name, old), (source.to_string(), new?)])
+    let read = old.map_err(|diagnostics| refused(&name, &diagnostics))?;
+    let running = RunningPolicy { generation: running.generation, sha256: running.sha256 };
+    Ok(Compared { old: NamedPolicy { name, read }, new: new?, running: Some(running) })
 }
 
-fn read(source: &PolicySource) -> Result<Policy, Error> {
-    let read = policy_file::load(source).map(|read| read.policy);
-    read.map_err(|diagnostics| refused(&source.to_string(), &diagnostics))
+fn read(source: &PolicySource) -> Result<NamedPolicy, Error> {
+    let name = source.to_string();
+    match policy_file::load(source) {
+        Ok(read) => Ok(NamedPolicy { name, read }),
+        Err(diagnostics) => Err(refused(&name, &diagnostics)),
+    }
 }
 
 /// Prints the diagnostics of a policy that cannot be compared.

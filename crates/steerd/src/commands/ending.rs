@@ -16,8 +16,8 @@ pub(super) struct Ending {
 }
 
 impl Ending {
-    /// Catches the signals from here on. The end comes after so many seconds, if they are given.
-    pub(super) fn after(seconds: Option<u64>) -> Result<Self, NoSignals> {
+    /// Catches the signals from here on. The end comes after this time, if it is given.
+    pub(super) fn after(time: Option<Duration>) -> Result<Self, NoSignals> {
         let is_asked = Arc::new(AtomicBool::new(false));
         let is_caught = |signal: &i32| *signal != SIGHUP || !is_hangup_ignored(&own_status());
         for signal in [SIGHUP, SIGINT, SIGTERM].into_iter().filter(is_caught) {
@@ -25,7 +25,7 @@ impl Ending {
             flag::register_conditional_default(signal, Arc::clone(&is_asked)).map_err(NoSignals)?;
             flag::register(signal, Arc::clone(&is_asked)).map_err(NoSignals)?;
         }
-        let deadline = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+        let deadline = time.map(|time| Instant::now() + time);
         Ok(Self { is_asked, deadline })
     }
 

@@ -1,11 +1,14 @@
 //! `steerd trace [MATCH]`: the ways that packets take through the running daemon, each compared with the way
 //! that `explain` computes.
 
+mod lines;
+
 use std::fmt::Write as _;
 use std::io;
+use std::time::Duration;
 
 use program::RUNTIME_RULES;
-use steerd_client::api::{ApiError, CaptureNext};
+use steerd_client::api::CaptureNext;
 
 use super::ending::Ending;
 use crate::api::model::TraceLine;
@@ -14,22 +17,26 @@ use crate::cli::TraceArgs;
 use crate::commands::{Error, Outcome, client};
 use crate::terminal::numbers::counted;
 use crate::terminal::output::{self, OutputError, Priority};
+pub(super) use lines::TraceLines;
 
 pub(crate) fn run(args: &TraceArgs) -> Result<Outcome, Error> {
     let client = client::connect(&args.api)?;
-    let ending = Ending::after(args.seconds)?;
+    let ending = Ending::after(args.seconds.map(Duration::from_secs))?;
     let body = TraceBody { matches: args.matches.clone(), one_in: args.one_in, dropped: args.dropped };
     let mut shown = Shown { wanted: args.count, is_json: args.output.is_json(), ..Shown::default() };
-    let followed = client.trace(&body, || ending.is_over(), |bytes| shown.take(bytes))?;
+    let mut lines = TraceLines::default();
+    let followed = client.trace(
+        &body,
+        || ending.is_over(),
+        |bytes| lines.take(bytes, |traced, line| shown.packet(&traced, line)),
+    )?;
     match followed {
         // Whoever read the pipe has enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         followed => followed.map_err(OutputError)?,
     }
-    let Shown { packets, differing, left_out, not_understood, .. } = shown;
-    if let Some(why) = not_understood {
-        return Err(ApiError::NotUnderstood { path: "/v1/traces".into(), why: why.to_string() }.into());
-    }
+    lines.finish()?;
+    let Shown { packets, differing, left_out, .. } = shown;
     let left_out = match left_out {
         0 => String::new(),
         left_out => format!(", {left_out} left out"),
@@ -43,7 +50,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<Outcome, Error> {
     Ok(if differing == 0 { Outcome::Success } else { Outcome::Different })
 }
 
-/// The lines of a trace on their way to the output.
+/// The packets that were shown.
 #[derive(Default)]
 struct Shown {
     wanted: u64,
@@ -51,38 +58,18 @@ struct Shown {
     packets: u64,
     differing: u64,
     left_out: u64,
-    /// The start of a line whose end has not come.
-    unfinished: Vec<u8>,
-    not_understood: Option<serde_json::Error>,
 }
 
 impl Shown {
-    fn take(&mut self, bytes: &[u8]) -> io::Result<CaptureNext> {
-        for byte in bytes {
-            if *byte != b'\n' {
-                self.unfinished.push(*byte);
-                continue;
-            }
-            if self.packets == self.wanted {
-                break;
-            }
-            let line = std::mem::take(&mut self.unfinished);
-            let traced: TraceLine = match serde_json::from_slice(&line) {
-                Ok(traced) => traced,
-                Err(error) => {
-                    self.not_understood = Some(error);
-                    return Ok(CaptureNext::Stop);
-                }
-            };
-            self.packets += 1;
-            self.left_out += traced.left_out;
-            self.differing += u64::from(!traced.differences.is_empty());
-            let text = match self.is_json {
-                true => format!("{}\n", String::from_utf8_lossy(&line)),
-                false => text(&traced),
-            };
-            output::print(&text).map_err(|OutputError(error)| error)?;
-        }
+    fn packet(&mut self, traced: &TraceLine, line: &[u8]) -> io::Result<CaptureNext> {
+        self.packets += 1;
+        self.left_out += traced.left_out;
+        self.differing += u64::from(!traced.differences.is_empty());
+        let text = match self.is_json {
+            true => format!("{}\n", String::from_utf8_lossy(line)),
+            false => text(traced),
+        };
+        output::print(&text).map_err(|OutputError(error)| error)?;
         Ok(if self.packets >= self.wanted { CaptureNext::Stop } else { CaptureNext::More })
     }
 }

@@ -45,6 +45,7 @@ impl Place {
         self.daemon_with(&["--demo".as_ref()])
     }
 
+    /// `steerd run` with these arguments.
     pub(crate) fn daemon_with(&self, settings: &[&OsStr]) -> Command {
         let mut command = steerd();
         command.env("STEERD_API__ENABLED", "true").arg("run").args(settings);
@@ -374,7 +375,8 @@ fn top_prints_one_table_of_each_kind_without_a_terminal() {
 #[test]
 fn without_a_daemon_commands_name_the_socket_and_the_remedy() {
     let place = Place::new(STEER_DNS);
-    for args in [&["status"][..], &["reload"], &["flows"], &["top"], &["diff", "--running", "p.toml"]] {
+    let comparisons = [&["diff", "--running", "p.toml"][..], &["diff", "--live", "p.toml"]];
+    for args in [&["status"][..], &["reload"], &["flows"], &["top"]].into_iter().chain(comparisons) {
         let output = place.run(args);
         assert_eq!(output.status.code(), Some(8), "{args:?}");
         let message = stderr(&output);

@@ -14,6 +14,7 @@ mod commands;
 mod counters;
 mod crate_lists;
 mod daemon;
+mod diff_live;
 mod documents;
 mod examples;
 mod faults;

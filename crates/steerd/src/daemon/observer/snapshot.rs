@@ -156,6 +156,11 @@ pub(super) fn status(observer: &Observer) -> model::Status {
         // The servers know it.
         http: None,
         wires: observer.opened.wires().to_vec(),
+        traced: model::TracedPackets {
+            kernel: observer.soft_nic().is_some() && !observer.opened.has_xdp_program(),
+            // Filters of a NIC drop before its port receives.
+            dropped: observer.soft_nic().is_some() && published.nic_drops.is_empty(),
+        },
     }
 }
 
