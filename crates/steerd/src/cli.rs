@@ -35,6 +35,9 @@ pub(crate) enum Command {
     /// Show how the packets of a capture load the workers, how many workers a rate needs, and which hash key
     /// and weights balance them better.
     Size(SizeArgs),
+    /// Show which entries of the indirection tables a balancer would move to other workers, for the packets
+    /// of a capture; nothing is moved.
+    Balance(BalanceArgs),
     /// Show where a packet (or every packet of a capture) would go, and why.
     Explain(ExplainArgs),
     /// Show which traffic two policies treat differently, as regions of packets with an example of each.
@@ -337,6 +340,20 @@ pub(crate) struct SizeArgs {
     /// How many hash keys to try.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(0..=65_536))]
     pub(crate) keys: u32,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example: steerd balance --dry-run --traffic typical.pcap policy.toml")]
+pub(crate) struct BalanceArgs {
+    #[command(flatten)]
+    pub(crate) policy: PolicyArgs,
+    /// Show the moves and make none; required, because this version makes none.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// A pcap or pcapng file with typical traffic; the policy is compiled for it, as by the setting
+    /// policy.traffic.
+    #[arg(long, value_name = "CAPTURE")]
+    pub(crate) traffic: PathBuf,
 }
 
 /// Findings that `check` can fail on.

@@ -1,5 +1,6 @@
 //! The commands other than `run`, a module each.
 
+pub(crate) mod balance;
 pub(crate) mod capture;
 pub(crate) mod check;
 mod client;

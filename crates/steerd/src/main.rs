@@ -38,8 +38,8 @@ use std::time::Duration;
 use clap::Parser;
 use cli::{Cli, Command};
 use commands::{
-    Error, Outcome, capture, check, devices, diff, explain, flows, healthcheck, history, import, lsp, plan,
-    record, reload, report, rule, size, status, test, top, trace, worker,
+    Error, Outcome, balance, capture, check, devices, diff, explain, flows, healthcheck, history, import,
+    lsp, plan, record, reload, report, rule, size, status, test, top, trace, worker,
 };
 use daemon::{shutdown, signals};
 use terminal::output::{self, OutputError};
@@ -66,6 +66,7 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Run(args) => daemon::run(&args).map(|()| Outcome::Success).map_err(Error::Daemon),
         Command::Check(args) => check::run(&args).map(|()| Outcome::Success),
+        Command::Balance(args) => balance::run(&args).map(|()| Outcome::Success),
         Command::Size(args) => size::run(&args).map(|()| Outcome::Success),
         Command::Explain(args) => explain::run(&args).map(|()| Outcome::Success),
         Command::Diff(args) => diff::run(&args),

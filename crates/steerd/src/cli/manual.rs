@@ -55,6 +55,13 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         )],
     ),
     (
+        "steerd balance",
+        &[(
+            "steerd balance --dry-run --traffic typical.pcap policy.toml",
+            "Show the moves that would even out the load of the workers.",
+        )],
+    ),
+    (
         "steerd explain",
         &[
             (

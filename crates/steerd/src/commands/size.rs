@@ -9,21 +9,25 @@ mod balance;
 mod collected;
 mod text;
 
+use std::path::Path;
+
 use packet::DeepKey;
 use program::{Group, Program, WorkerId};
 use reports::Amount;
 use serde::Serialize;
 
+use self::balance::{Found, Input, Spread};
 use super::target::Target;
-use crate::cli::{Format, SizeArgs};
+use crate::cli::{Format, PolicyArgs, SizeArgs};
 use crate::commands::Error;
-use crate::policy_file::{self, PolicyErrors};
-use crate::settings::Traffic;
+use crate::daemon::device::TargetDevice;
+use crate::policy_file::{self, Compiled, PolicyErrors};
+use crate::settings::{PolicySource, Traffic};
 use crate::terminal::output;
 use crate::terminal::style::Layout;
 use crate::traffic::Totals;
-use balance::{Found, Input, Spread};
-use collected::{Collected, GroupTraffic, Intervals};
+use collected::{Collected, Intervals};
+pub(super) use collected::{Flow, GroupTraffic};
 
 /// The largest flows that are listed for each group.
 const LISTED_FLOWS: usize = 5;
@@ -134,17 +138,8 @@ struct WorkerAnswer {
 }
 
 pub(crate) fn run(args: &SizeArgs) -> Result<(), Error> {
-    let Target { source, device, workers, .. } = Target::of(&args.policy)?;
-    let refused = |diagnostics| {
-        output::print_diagnostics(&diagnostics);
-        PolicyErrors::of(&source, &diagnostics)
-    };
-    let mut read = policy_file::load(&source).map_err(refused)?;
-    let weights = read.weights(Some(&Traffic::Capture(args.traffic.clone())), None)?;
-    let compiled =
-        read.compile(weights.as_ref(), &device.profile, workers, None, &[], false).map_err(refused)?;
+    let CapturedLoad { source, device, compiled, collected } = CapturedLoad::of(&args.policy, &args.traffic)?;
     let program = &*compiled.program;
-    let collected = Collected::of(program, &args.traffic)?;
     let load = Load::of(args, &collected);
     let consecutive = device.profile.table_consecutive;
     let groups = program.groups.iter().zip(&collected.groups);
@@ -169,6 +164,30 @@ pub(crate) fn run(args: &SizeArgs) -> Result<(), Error> {
         Format::Text => output::print(&text::of(&answer, Layout::stdout()))?,
     }
     Ok(())
+}
+
+/// A policy that is compiled for a capture, and the packets of the capture under it.
+pub(super) struct CapturedLoad {
+    pub(super) source: PolicySource,
+    pub(super) device: TargetDevice,
+    pub(super) compiled: Compiled,
+    pub(super) collected: Collected,
+}
+
+impl CapturedLoad {
+    pub(super) fn of(policy: &PolicyArgs, traffic: &Path) -> Result<Self, Error> {
+        let Target { source, device, workers, .. } = Target::of(policy)?;
+        let refused = |diagnostics| {
+            output::print_diagnostics(&diagnostics);
+            PolicyErrors::of(&source, &diagnostics)
+        };
+        let mut read = policy_file::load(&source).map_err(refused)?;
+        let weights = read.weights(Some(&Traffic::Capture(traffic.to_owned())), None)?;
+        let compiled =
+            read.compile(weights.as_ref(), &device.profile, workers, None, &[], false).map_err(refused)?;
+        let collected = Collected::of(&compiled.program, traffic)?;
+        Ok(Self { source, device, compiled, collected })
+    }
 }
 
 /// The rate at which the packets of the capture are taken to arrive, and what a worker takes.

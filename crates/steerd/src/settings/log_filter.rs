@@ -10,6 +10,7 @@ const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 const CRATES: &[&str] = &[
     "steerd",
     "analysis",
+    "balance",
     "compiler",
     "conformance",
     "control",

@@ -1,6 +1,7 @@
 //! Output and exit codes of the commands other than `run`: a file for each command; the tests of all commands
 //! are here.
 
+mod balance;
 mod capture;
 mod check;
 mod devices;

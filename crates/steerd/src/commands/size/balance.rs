@@ -24,16 +24,21 @@ pub(super) const MAX_WORKERS: usize = 64;
 
 /// The input of a packet's hash. Packets with equal inputs have equal hashes under every key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Input {
+pub(crate) struct Input {
     bytes: [u8; HASH_INPUT_BYTES],
     length: u8,
 }
 
 impl Input {
     /// The first `length` bytes.
-    pub(super) fn new(mut bytes: [u8; HASH_INPUT_BYTES], length: usize) -> Self {
+    pub(crate) fn new(mut bytes: [u8; HASH_INPUT_BYTES], length: usize) -> Self {
         bytes[length..].fill(0);
         Self { bytes, length: length as u8 }
+    }
+
+    /// The hash under a key.
+    pub(crate) fn hash(&self, toeplitz: &Toeplitz) -> u32 {
+        toeplitz.hash(&self.bytes[..self.length.into()])
     }
 
     /// Whether no key changes its hash.
@@ -48,8 +53,7 @@ pub(super) type Hashes = Vec<(u32, u64)>;
 /// The hashes of flows under a key.
 pub(super) fn hashes(flows: &[(Input, u64)], key: &RssKey) -> Hashes {
     let toeplitz = Toeplitz::new(key);
-    let hash = |input: &Input| toeplitz.hash(&input.bytes[..input.length.into()]);
-    flows.iter().map(|(input, packets)| (hash(input), *packets)).collect()
+    flows.iter().map(|(input, packets)| (input.hash(&toeplitz), *packets)).collect()
 }
 
 /// The packets of each worker of a table.

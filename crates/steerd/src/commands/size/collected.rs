@@ -6,7 +6,7 @@ use std::path::Path;
 
 use packet::{DeepKey, FlowKey, HASH_INPUT_BYTES};
 use program::{Program, QueueId, WorkerId};
-use reports::{Amount, Decisions};
+use reports::{Amount, Decision, Decisions};
 
 use super::balance::Input;
 use crate::commands::Error;
@@ -18,34 +18,42 @@ const MAX_FLOWS: usize = 1 << 19;
 const MAX_INTERVALS: usize = 4096;
 const FIRST_INTERVAL_NS: u64 = 100_000_000;
 
+/// The time of a worker for a copy, in picoseconds. The compiler's model has it for packets that a worker
+/// compares with no rule.
+const COPY_PS: u64 = 10_600;
+
 /// The packets of a flow, and the first of them.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Flow {
-    pub(super) packets: u64,
-    pub(super) first: FlowKey,
+pub(crate) struct Flow {
+    pub(crate) packets: u64,
+    pub(crate) first: FlowKey,
+    /// The time that workers take for them, in picoseconds.
+    pub(crate) cost_ps: u64,
+    /// The time of the last one, after the first packet of the capture.
+    pub(crate) last_ns: u64,
 }
 
 /// The packets that the queues of a group receive, copies included.
 #[derive(Debug, Default)]
-pub(super) struct GroupTraffic {
-    pub(super) all: Amount,
-    pub(super) workers: BTreeMap<WorkerId, Amount>,
-    pub(super) flows: HashMap<Input, Flow>,
+pub(crate) struct GroupTraffic {
+    pub(crate) all: Amount,
+    pub(crate) workers: BTreeMap<WorkerId, Amount>,
+    pub(crate) flows: HashMap<Input, Flow>,
     /// The packets of flows beyond [`MAX_FLOWS`].
-    pub(super) other_packets: u64,
+    pub(crate) other_packets: u64,
 }
 
 /// A capture as a program receives it.
 #[derive(Debug)]
-pub(super) struct Collected {
-    pub(super) totals: Totals,
+pub(crate) struct Collected {
+    pub(crate) totals: Totals,
     /// In the order of the program's groups.
-    pub(super) groups: Vec<GroupTraffic>,
-    pub(super) intervals: Intervals,
+    pub(crate) groups: Vec<GroupTraffic>,
+    pub(crate) intervals: Intervals,
 }
 
 impl Collected {
-    pub(super) fn of(program: &Program, path: &Path) -> Result<Self, Error> {
+    pub(crate) fn of(program: &Program, path: &Path) -> Result<Self, Error> {
         let mut groups: Vec<GroupTraffic> = program
             .groups
             .iter()
@@ -58,27 +66,32 @@ impl Collected {
         let mut decisions = Decisions::new(program);
         let totals = traffic::for_each_key(path, &mut |key, packet| {
             intervals.at(packet.time_ns);
-            let explained = &decisions.of(key).explained;
-            let copies = explained.copies.iter().map(|copied| (Some(copied.queue), copied.worker));
-            for (queue, worker) in [(explained.queue, explained.worker)].into_iter().chain(copies) {
+            let Decision { explained, worker_ps, .. } = decisions.of(key);
+            let copies = explained.copies.iter().map(|copied| (Some(copied.queue), copied.worker, COPY_PS));
+            let packets = [(explained.queue, explained.worker, *worker_ps)].into_iter().chain(copies);
+            for (queue, worker, cost_ps) in packets {
                 let (Some(queue), Some(worker)) = (queue, worker) else { continue };
                 intervals.add(worker);
-                receive(program, &mut groups, queue, worker, key, packet.wire_bytes);
+                let (bytes, now_ns) = (packet.wire_bytes, intervals.now_ns);
+                receive(program, &mut groups, queue, &Arrival { worker, key, bytes, cost_ps, now_ns });
             }
         })?;
         Ok(Self { totals, groups, intervals })
     }
 }
 
-/// Adds a packet that a worker receives to the group of its queue.
-fn receive(
-    program: &Program,
-    groups: &mut [GroupTraffic],
-    queue: QueueId,
+/// A packet or a copy on its way to a worker.
+struct Arrival<'k> {
     worker: WorkerId,
-    key: &DeepKey,
+    key: &'k DeepKey,
     bytes: u64,
-) {
+    cost_ps: u64,
+    now_ns: u64,
+}
+
+/// Adds a packet that a worker receives to the group of its queue.
+fn receive(program: &Program, groups: &mut [GroupTraffic], queue: QueueId, arrival: &Arrival<'_>) {
+    let Arrival { worker, key, bytes, cost_ps, now_ns } = *arrival;
     let Some(queue) = program.queues.get(queue.index()) else { return };
     let Some(group) = groups.get_mut(queue.group.index()) else { return };
     group.all.add(bytes);
@@ -88,22 +101,26 @@ fn receive(
     let input = Input::new(input, length);
     let is_full = group.flows.len() >= MAX_FLOWS;
     match group.flows.get_mut(&input) {
-        Some(flow) => flow.packets += 1,
+        Some(flow) => {
+            flow.packets += 1;
+            flow.cost_ps += cost_ps;
+            flow.last_ns = now_ns;
+        }
         None if is_full => group.other_packets += 1,
         None => {
-            group.flows.insert(input, Flow { packets: 1, first: key.outer });
+            group.flows.insert(input, Flow { packets: 1, first: key.outer, cost_ps, last_ns: now_ns });
         }
     }
 }
 
 /// The packets of each worker in intervals of equal length, the last of which may be shorter.
 #[derive(Debug)]
-pub(super) struct Intervals {
+pub(crate) struct Intervals {
     pub(super) length_ns: u64,
     counts: Vec<BTreeMap<WorkerId, u64>>,
     first_ns: Option<u64>,
     /// The time of the last packet, and of the packet that is being added, after the first one.
-    pub(super) duration_ns: u64,
+    pub(crate) duration_ns: u64,
     now_ns: u64,
 }
 

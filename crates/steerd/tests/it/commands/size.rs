@@ -12,7 +12,7 @@ use super::rig::{dns_frame, policies, run_in, write_pcap};
 use crate::support::{stderr, stdout};
 
 /// A policy whose only group has these keys.
-fn policy(group: &str) -> String {
+pub(super) fn policy(group: &str) -> String {
     format!(
         "version = 1\n[groups.main]\n{group}\n[[rules]]\nname = \"udp\"\nmatch = {{ protocol = \"udp\" }}\n\
          action = {{ steer = \"main\" }}\n"
@@ -20,16 +20,16 @@ fn policy(group: &str) -> String {
 }
 
 /// A number of packets of a flow.
-fn flow(port: u16, packets: usize) -> Vec<Vec<u8>> {
+pub(super) fn flow(port: u16, packets: usize) -> Vec<Vec<u8>> {
     vec![dns_frame().udp(port, 53).build(); packets]
 }
 
 /// Many small flows.
-fn mice(count: u16) -> Vec<Vec<u8>> {
+pub(super) fn mice(count: u16) -> Vec<Vec<u8>> {
     (0..count).flat_map(|port| flow(1000 + port, 1 + usize::from(port % 3))).collect()
 }
 
-fn folder(group: &str, frames: &[Vec<u8>]) -> TempDir {
+pub(super) fn folder(group: &str, frames: &[Vec<u8>]) -> TempDir {
     let folder = policies(&[("p.toml", &policy(group))]);
     write_pcap(&folder.path().join("c.pcap"), frames);
     folder
@@ -42,7 +42,7 @@ fn size(folder: &TempDir, args: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
-fn number(value: &Value, pointer: &str) -> f64 {
+pub(super) fn number(value: &Value, pointer: &str) -> f64 {
     value.pointer(pointer).and_then(Value::as_f64).unwrap_or_else(|| panic!("{pointer} of {value:#}"))
 }
 
