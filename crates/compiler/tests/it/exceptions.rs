@@ -97,7 +97,7 @@ fn exceptions_that_flows_cannot_exclude_are_received_by_a_worker() {
 #[test]
 fn remedies_lead_to_hardware() {
     let (ports, others) = ("dst_port = '1-65535'", "protocol = { not = ['tcp', 'udp'] }");
-    let not_ip = "ethertype = { not = ['ipv4', 'ipv6'] }";
+    let not_ip = "ethertype = { not = ['ipv4', 'ipv6', 'arp'] }";
     let prefix = "dst = '192.0.2.0/24'";
     let (of_ports, of_others) = (format!("{prefix}, {ports}"), format!("{prefix}, {others}"));
     for profile in everywhere() {

@@ -39,7 +39,7 @@ fn a_rule_that_takes_arp_is_warned_of_under_any_default() {
     };
     let warning = |default, types| protection_warning(&policy(default, types)).map(|found| found.to_string());
     let found = warning("kernel", "\"ipv4\", \"ipv6\"").expect("no ARP");
-    let words = "policy.toml:5:1: warning: the host receives none of these packets: ARP (the rule `rest` takes, for example, ";
+    let words = "policy.toml:7:9: warning: the host receives none of these packets: ARP (the rule `rest` takes, for example, ";
     assert!(found.starts_with(words), "{found}");
     assert_eq!(warning("kernel", "\"ipv4\", \"ipv6\", \"arp\""), None);
     let found = warning("drop", "\"ipv4\", \"ipv6\"").expect("nothing");
