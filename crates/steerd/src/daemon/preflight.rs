@@ -112,6 +112,13 @@ fn before(settings: &Settings, checks: &[Check]) -> Result<(), Error> {
     let start = Start { settings, filter_model: None, running: None };
     let mut found = Findings::default();
     checks.iter().for_each(|check| check(&start, &mut found));
+    if matches!(found.errors.first(), Some(Error::Http(http::Error::Bind { .. }))) {
+        // The socket of a daemon that has the address names its process. The step logs the warnings.
+        let (held, _) = collected(|| api::check(&settings.api));
+        if let Err(error) = held {
+            found.errors.insert(0, error.into());
+        }
+    }
     found.into_first_error()
 }
 
