@@ -163,6 +163,8 @@ install-files:
 	    { sed $(installed_paths) config/$$file > $(DESTDIR)$(SYSCONFDIR)/steerd/$$file && \
 	      chmod 644 $(DESTDIR)$(SYSCONFDIR)/steerd/$$file; } || exit 1; done
 	for file in $(pages); do install -D -m 644 $$file $(doc)/$$file || exit 1; done
+	@# Comments are for the test of the pages: of one line, or of several.
+	find $(doc) -name '*.md' -exec sed -i -e '/^ *<!--.*-->$$/d' -e '/^ *<!--/,/-->$$/d' {} +
 	ln -sfn config/examples $(doc)/examples
 	install -m 644 packaging/copyright $(doc)/copyright
 	install -m 644 target/third-party.txt $(doc)/third-party.txt

@@ -61,7 +61,8 @@ pub enum ControlError {
     },
     /// The machine has no RDMA device.
     #[error(
-        "no RDMA device on this machine: load the NIC's driver, or use the soft NIC (`steerd run --demo`)"
+        "no RDMA device on this machine: load the NIC's driver; without an RDMA NIC `steerd run --interface NAME` \
+         enforces on an Ethernet interface, and `steerd run --demo` is a trial"
     )]
     NoDevices,
     /// No device has that name.

@@ -518,6 +518,10 @@ pub(crate) enum DirectionArg {
 #[derive(Debug, Args)]
 #[command(after_help = exit_status::help(exit_status::DOCTOR))]
 pub(crate) struct DoctorArgs {
+    /// Examine the host for `run --interface NAME` [default: without --config, the interface of the running
+    /// daemon].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) interface: Option<String>,
     #[command(flatten)]
     pub(crate) api: ApiArgs,
     #[command(flatten)]

@@ -192,6 +192,7 @@ const CHECKS: &[HostCheck] = &[
     check("model", device::model),
     check("verbs-device", rights::verbs_device),
     check("capabilities", rights::capabilities),
+    check("service", rights::service),
     check("eswitch", device::eswitch),
     check("interface", interface::state),
     check("xdp", interface::xdp_program),

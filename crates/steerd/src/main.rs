@@ -22,6 +22,7 @@ mod port_counters;
 mod rates;
 mod report_bundle;
 mod server;
+mod service_unit;
 mod settings;
 mod state;
 mod state_file;

@@ -25,7 +25,7 @@ use policy::{Diagnostic, Diagnostics};
 pub(crate) use types::{
     AUTO_DEVICE, AUTO_SOCKET, Api, COUNTERS, Cores, Http, IdleMode, Listen, Log, LogFormat, LogTarget,
     OtherSoftNic, Provider, ReceiveSetting, RelaxedOrdering, Settings, SoftNic, SoftNicMode, SoftNicPort,
-    TooManyFrames, Workers, XdpPort,
+    StateSettings, TooManyFrames, Workers, XdpPort,
 };
 use verbs::SYSFS_CLASSES;
 

@@ -134,13 +134,15 @@ pub enum WireError {
         interface: String,
     },
     /// AF_XDP sockets are not permitted to this process.
-    #[error("not permitted to open an AF_XDP socket on `{interface}`: {}", xdp::PRIVILEGES)]
+    #[error("not permitted to open an AF_XDP socket on `{interface}`: {}", xdp::privileges())]
     XdpNotPermitted {
         /// The interface.
         interface: String,
     },
     /// The kernel has no AF_XDP sockets.
-    #[error("`{interface}`: the kernel has no AF_XDP sockets (CONFIG_XDP_SOCKETS): use the wire af_packet")]
+    #[error(
+        "`{interface}`: the kernel has no AF_XDP sockets (CONFIG_XDP_SOCKETS; /proc/net/protocols does not list XDP): use the wire af_packet"
+    )]
     NoXdpSockets {
         /// The interface.
         interface: String,

@@ -2,17 +2,28 @@
 
 use std::io;
 
-/// The privileges of a process that takes packets by AF_XDP, and the settings of its unit that grant them.
-pub const PRIVILEGES: &str = "the process needs CAP_BPF, CAP_NET_ADMIN and CAP_NET_RAW \
-    (systemd: `systemctl edit steerd`, then under [Service] AmbientCapabilities=CAP_BPF CAP_NET_ADMIN CAP_NET_RAW, \
-    CapabilityBoundingSet= with the same, RestrictAddressFamilies=AF_XDP, SystemCallFilter=bpf, \
-    LimitMEMLOCK=infinity)";
+/// The capabilities of a process that takes packets by AF_XDP, with their numbers (linux/capability.h).
+/// Without CAP_PERFMON the verifier refuses the pointer arithmetic of the program.
+pub const CAPABILITIES: [(&str, u32); 4] =
+    [("CAP_NET_RAW", 13), ("CAP_NET_ADMIN", 12), ("CAP_BPF", 39), ("CAP_PERFMON", 38)];
+
+/// Returns the sentence about the privileges that AF_XDP needs, with the settings of the unit that grant
+/// them.
+#[must_use]
+pub fn privileges() -> String {
+    let names = CAPABILITIES.map(|(name, _)| name).join(" ");
+    format!(
+        "the process needs {names} (systemd: `systemctl edit steerd`, then under [Service] \
+         AmbientCapabilities={names}, CapabilityBoundingSet= with the same, RestrictAddressFamilies=AF_XDP, \
+         SystemCallFilter=bpf, LimitMEMLOCK=infinity)"
+    )
+}
 
 /// Why a program could not be loaded, attached or told about a claim.
 #[derive(Debug, thiserror::Error)]
 pub enum XdpError {
     /// A privilege is missing.
-    #[error("not permitted to {operation}: {PRIVILEGES}")]
+    #[error("not permitted to {operation}: {}", privileges())]
     NotPermitted {
         /// The step that failed.
         operation: &'static str,
@@ -57,7 +68,7 @@ pub enum XdpError {
     /// The kernel refused the program or its maps.
     #[error("the kernel does not take the XDP program: {problem}")]
     Load {
-        /// The kernel's answer, with the end of the verifier's log.
+        /// The kernel's answer; for a refusal of the verifier the reason, without the log.
         problem: String,
     },
     /// A system call failed.
@@ -119,15 +130,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_privilege_is_named_with_the_settings_of_the_unit() {
+    fn privileges_are_the_drop_in_of_the_page() {
         let text = XdpError::NotPermitted { operation: "load an XDP program" }.to_string();
-        for part in [
-            "not permitted to load an XDP program",
-            "AmbientCapabilities=CAP_BPF CAP_NET_ADMIN CAP_NET_RAW",
-            "CapabilityBoundingSet=",
+        assert!(text.starts_with("not permitted to load an XDP program: "), "{text}");
+        let page = include_str!("../../../docs/how-to/enforce-on-an-interface.md");
+        let names = CAPABILITIES.map(|(name, _)| name).join(" ");
+        for setting in [
+            &format!("AmbientCapabilities={names}"),
+            "RestrictAddressFamilies=AF_XDP",
             "SystemCallFilter=bpf",
+            "LimitMEMLOCK=infinity",
         ] {
-            assert!(text.contains(part), "no {part:?} in {text}");
+            assert!(text.contains(setting), "no {setting:?} in {text}");
+            assert!(page.contains(&format!("\n{setting}\n")), "no {setting:?} on the page");
+        }
+        assert!(page.contains(&format!("\nCapabilityBoundingSet={names}\n")));
+        let settings = include_str!("../../../config/steerd.toml");
+        let notes = include_str!("../../../SECURITY.md");
+        for (name, _) in CAPABILITIES {
+            assert!(settings.contains(name) && notes.contains(name), "{name}");
         }
     }
 }

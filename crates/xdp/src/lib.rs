@@ -26,7 +26,7 @@
 //! `bpf_link`, so also when the process is killed.
 //!
 //! # Privileges
-//! CAP_BPF and CAP_NET_ADMIN.
+//! Those of [`privileges`].
 //!
 //! ```no_run
 //! use std::os::fd::AsFd;
@@ -57,7 +57,7 @@ mod tree;
 
 pub use claims::{ClaimAction, ClaimReport, ClaimTable};
 pub use drops::{AllDrops, DropCounter, Dropped};
-pub use error::{PRIVILEGES, XdpError};
+pub use error::{CAPABILITIES, XdpError, privileges};
 pub use link::attached_program;
 pub use program::{
     AttachMode, Attachment, ForwardingCounters, FrameTrial, MAX_CLAIMS, ProgramOptions, SteeringProgram,

@@ -250,23 +250,42 @@ fn not_loaded(error: &EbpfError) -> XdpError {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     let mut problem = error.to_string();
     while let Some(error) = cause {
+        if let Some(ProgramError::LoadError { verifier_log, .. }) = error.downcast_ref() {
+            let log = verifier_log.to_string();
+            tracing::debug!("the kernel's verifier: {log}");
+            // The verifier refuses a program by EACCES, also for want of CAP_PERFMON.
+            match verdict(&log) {
+                Some(verdict) if verdict.contains(WITHOUT_PERFMON) => return NOT_PERMITTED,
+                Some(verdict) => {
+                    problem = format!("{verdict} (hint: the level debug logs the verifier's steps)")
+                }
+                None => {}
+            }
+        }
         if let Some(error) = error.downcast_ref::<io::Error>() {
-            // The verifier refuses a program by EACCES.
             if error.raw_os_error() == Some(libc::EPERM) {
-                return XdpError::NotPermitted { operation: "load an XDP program" };
+                return NOT_PERMITTED;
             }
             problem = format!("{problem} ({error})");
         }
         cause = error.source();
     }
-    // The verifier's reason is at the end of its log.
-    let from = problem.len().saturating_sub(MAX_PROBLEM_BYTES);
-    let from = (from..problem.len()).find(|at| problem.is_char_boundary(*at)).unwrap_or(0);
-    XdpError::Load { problem: problem.split_off(from) }
+    XdpError::Load { problem }
 }
 
-/// The part of the kernel's log that an error shows.
-const MAX_PROBLEM_BYTES: usize = 1024;
+const NOT_PERMITTED: XdpError = XdpError::NotPermitted { operation: "load an XDP program" };
+
+/// The part of the verifier's reason that names a privilege (kernel/bpf/verifier.c).
+const WITHOUT_PERFMON: &str = "prohibited for !root";
+
+/// The verifier's reason: the last line of its log but for the statistics.
+fn verdict(log: &str) -> Option<&str> {
+    let is_reason = |line: &&str| {
+        !line.is_empty()
+            && !["verification time", "stack depth", "processed"].iter().any(|start| line.starts_with(start))
+    };
+    log.lines().map(str::trim).rfind(is_reason)
+}
 
 impl SteeringProgram {
     /// Where the kernel is to run the program.

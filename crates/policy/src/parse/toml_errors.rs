@@ -98,11 +98,14 @@ fn report(reader: &mut Reader, text: &str, found: &[Found<'_>], kind: &DocumentK
         return;
     }
     if !reader.source.may_be_quoted() {
-        let message = match first.message {
-            DUPLICATE => "a key is defined twice".to_owned(),
-            message => parser_message(message),
+        let (message, hint) = match first.message {
+            DUPLICATE => ("a key is defined twice".to_owned(), TWICE),
+            message if is_boolean_word(value_at(text, first.span.start)) => {
+                (parser_message(message), "write true or false")
+            }
+            message => (parser_message(message), kind.whole),
         };
-        return reader.error_with(first.span.clone(), message, "here", kind.whole);
+        return reader.error_with(first.span.clone(), message, "here", hint);
     }
     // Lines after an unclosed string or bracket, where the parser's findings are guesses.
     let mut guesses: Vec<Range<u32>> = Vec::new();
@@ -288,6 +291,15 @@ fn parser_message(message: &str) -> String {
 /// Whether it is a zero-width character, which editors do not show and some programs add to copied text.
 fn is_invisible(c: char) -> bool {
     matches!(c, '\u{200b}'..='\u{200f}' | '\u{2060}' | '\u{feff}')
+}
+
+/// The hint for a key that is defined twice in a text that is not quoted.
+const TWICE: &str = "remove one of the two: an earlier line has it, as `KEY = VALUE` in its section, or as [SECTION.KEY] or \
+                     [[SECTION.KEY]]";
+
+/// Whether it is a boolean of other languages, which no secret is.
+fn is_boolean_word(value: &str) -> bool {
+    matches!(value, "True" | "yes" | "on" | "False" | "no" | "off")
 }
 
 /// A hint for a value that needs quotes, or for text after a value that does not.

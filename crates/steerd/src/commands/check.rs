@@ -27,7 +27,8 @@ use crate::commands::{Error, client};
 use crate::daemon::preflight::{self, Findings, Installation};
 use crate::policy_file::{Counters, PolicyErrors};
 use crate::policy_tests::TestFindings;
-use crate::settings::{PolicySource, Settings, Traffic};
+use crate::service_unit::ServiceUnit;
+use crate::settings::{PolicySource, Settings, StateSettings, Traffic};
 use crate::terminal::numbers::counted;
 use crate::terminal::output::{self, OutputError, Priority, Progress};
 use crate::terminal::style::Layout;
@@ -120,7 +121,10 @@ type Verdict = Result<(), Error>;
 
 /// Finds what a start with the settings would report, and checks the policy.
 fn answered(args: &CheckArgs, start: &mut Option<Findings>) -> Result<Verdict, Box<Unanswered>> {
-    let loaded = target::settings_of(&args.policy, args.interface.as_deref(), args.nic_filters)?;
+    let mut loaded = target::settings_of(&args.policy, args.interface.as_deref(), args.nic_filters)?;
+    if let Some(loaded) = loaded.as_mut().filter(|_| args.user.is_some()) {
+        take_folder_of_unit(&mut loaded.settings.state);
+    }
     let of_settings = loaded.as_ref().map(|loaded| loaded.policy.clone());
     let here = loaded.as_ref().filter(|_| is_start(args));
     *start = here.map(|loaded| preflight::of_settings(&loaded.settings, args.filter_model.as_ref()));
@@ -136,6 +140,14 @@ fn answered(args: &CheckArgs, start: &mut Option<Findings>) -> Result<Verdict, B
     let (policy, profile) = (target.source.to_string(), target.device.profile.name.clone());
     check_policy(args, target, start)
         .map_err(|unanswered| Box::new(Unanswered { policy, profile, ..*unanswered }))
+}
+
+/// Puts the folder of the installed unit in place of that of the service, if it is not known.
+fn take_folder_of_unit(state: &mut StateSettings) {
+    if state.is_of_service() && state.folder().is_none() {
+        let folder = ServiceUnit::installed().and_then(|unit| unit.state_folder());
+        state.folder = folder.unwrap_or_else(|| std::mem::take(&mut state.folder));
+    }
 }
 
 /// Checks the policy for its device, adds the findings about a start with it, and prints the answer.

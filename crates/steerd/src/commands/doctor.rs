@@ -11,7 +11,8 @@ use crate::doctor::{
     self, ExaminedSetup, FindingLevel, HostExamination, HostFinding, HostView, KernelAnswers, SystemFiles,
     UnreadFile, UnreadItem,
 };
-use crate::settings::{self, Request, Settings};
+use crate::service_unit::ServiceUnit;
+use crate::settings::{self, Problems, Request, Settings};
 use crate::terminal::numbers::{counted, number};
 use crate::terminal::output;
 use crate::terminal::style::{Layout, Style};
@@ -21,9 +22,7 @@ const LEVEL_COLUMNS: usize = 8;
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<(), Error> {
     let api = &args.api;
-    let request =
-        Request { file: api.config.clone(), api_socket: api.api_socket.clone(), ..Request::default() };
-    let settings = settings::load(&request)?.settings;
+    let settings = settings_of(api, args.interface.clone())?;
     let examination = examine(&settings, api);
     if args.output.is_json() {
         output::print_json(&examination)?;
@@ -39,15 +38,33 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Error> {
 /// Examines this host for the settings, and for the daemon that answers at their socket.
 pub(crate) fn examine(settings: &Settings, api: &ApiArgs) -> HostExamination {
     let files = SystemFiles::of_host();
-    let setup = ExaminedSetup::of(settings, &files, daemon(api));
+    let daemon = daemon(api);
+    // A daemon without a settings file has that of its option.
+    let interface = daemon.as_ref().ok().and_then(Option::as_ref).and_then(interface_of);
+    let interface = interface.filter(|_| api.config.is_none() && !settings.chooses_soft());
+    let of_daemon = interface.and_then(|name| settings_of(api, Some(name)).ok());
+    let settings = of_daemon.as_ref().unwrap_or(settings);
+    let mut setup = ExaminedSetup::of(settings, &files, daemon.map(|status| status.map(|status| status.pid)));
+    setup.service = api.config.as_ref().and_then(|_| ServiceUnit::installed());
     doctor::examine(&HostView { files: &files, answers: &KernelAnswers, setup: &setup })
 }
 
-/// The process of the daemon that answers at the socket; `None`: no daemon has the socket.
-fn daemon(api: &ApiArgs) -> Result<Option<u32>, UnreadFile> {
+/// The settings of these arguments, for an interface as `run --interface` has them.
+fn settings_of(api: &ApiArgs, interface: Option<String>) -> Result<Settings, Problems> {
+    let (file, api_socket) = (api.config.clone(), api.api_socket.clone());
+    Ok(settings::load(&Request { file, api_socket, interface, ..Request::default() })?.settings)
+}
+
+/// The interface that a daemon enforces its policy on by AF_XDP.
+fn interface_of(status: &Status) -> Option<String> {
+    status.wires.iter().find_map(|wire| Some(wire.split_once(" (af_xdp")?.0.to_owned()))
+}
+
+/// The status of the daemon that answers at the socket; `None`: no daemon has the socket.
+fn daemon(api: &ApiArgs) -> Result<Option<Status>, UnreadFile> {
     let answer = client::connect(api).and_then(|client| Ok(client.get::<Status>("/v1/status")?));
     match answer {
-        Ok(status) => Ok(Some(status.pid)),
+        Ok(status) => Ok(Some(status)),
         Err(error) => of_failure(&error).map_or(Ok(None), Err),
     }
 }
@@ -137,6 +154,16 @@ mod tests {
         assert!(denied.remedy.contains("root") && !denied.why.contains("hint"), "{denied:?}");
         let silent = Error::Api(ApiError::Silent { path: "/run/api".into(), why: "late".to_owned() });
         assert!(of_failure(&silent).is_some());
+    }
+
+    #[test]
+    fn the_interface_of_a_daemon_is_known() {
+        let of = |wires: &[&str]| {
+            let wires = wires.iter().map(|wire| (*wire).to_owned()).collect();
+            interface_of(&Status { wires, ..Status::default() })
+        };
+        assert_eq!(of(&["eth0 (af_xdp, native, copy mode, 1 queue)"]), Some("eth0".to_owned()));
+        assert_eq!(of(&["eth0 (af_packet)", "generator"]), None);
     }
 
     #[test]

@@ -36,8 +36,9 @@ pub(crate) use facts::{DeviceFacts, LinkFacts};
 use sysfs::Netdev;
 pub(super) use sysfs::OutOfBuffer;
 
-const NO_RDMA: &str = "this kernel has no RDMA support loaded (hint: modprobe ib_uverbs and the NIC's driver, \
-                       or try the soft NIC with `steerd run --demo`)";
+const NO_RDMA: &str = "this kernel has no RDMA support loaded (hint: modprobe ib_uverbs and the NIC's driver; \
+                       without an RDMA NIC `steerd run --interface NAME` enforces on an Ethernet interface, and `steerd \
+                       run --demo` is a trial)";
 
 /// How long the start waits for the peer of a port on a link, and how often it checks.
 const PEER_TIMEOUT: Duration = Duration::from_secs(10);

@@ -25,6 +25,7 @@ use crate::daemon::dataplane::worker_config;
 use crate::daemon::history::History;
 use crate::daemon::placement::Placement;
 use crate::daemon::{Error, device, libmlx5, nic_drops, rules, watch};
+use crate::service_unit::ServiceUnit;
 use crate::settings::{Listen, Settings};
 use crate::telemetry::{http, logging};
 use collect::collected;
@@ -89,8 +90,8 @@ type Check = fn(&Start<'_>, &mut Findings);
 const BEFORE_START: [Check; 3] = [monitoring, worker_cores, lengths];
 
 /// The checks whose steps make them at once when they are carried out, in the order of the steps.
-const OF_STEPS: [Check; 10] =
-    [preload, log, local_api, state, watched_files, wires, open_device, placement, memory, filters];
+const OF_STEPS: [Check; 11] =
+    [preload, log, local_api, state, watched_files, unit, wires, open_device, placement, memory, filters];
 
 /// Makes the checks of `run` before its first step.
 ///
@@ -112,6 +113,13 @@ fn before(settings: &Settings, checks: &[Check]) -> Result<(), Error> {
     let start = Start { settings, filter_model: None, running: None };
     let mut found = Findings::default();
     checks.iter().for_each(|check| check(&start, &mut found));
+    if matches!(found.errors.first(), Some(Error::Http(http::Error::Bind { .. }))) {
+        // The socket of a daemon that has the address names its process. The step logs the warnings.
+        let (held, _) = collected(|| api::check(&settings.api));
+        if let Err(error) = held {
+            found.errors.insert(0, error.into());
+        }
+    }
     found.into_first_error()
 }
 
@@ -192,6 +200,21 @@ fn state(start: &Start<'_>, found: &mut Findings) {
 /// The files of the policy, whose changes may not be reported.
 fn watched_files(start: &Start<'_>, _: &mut Findings) {
     watch::check(start.settings);
+}
+
+/// The unit of the service, whose rights are not those of this process.
+fn unit(start: &Start<'_>, found: &mut Findings) {
+    if start.settings.xdp_ports().is_empty() {
+        return;
+    }
+    let lacks = ServiceUnit::installed().map(|unit| unit.lacks(&xdp::CAPABILITIES, true)).unwrap_or_default();
+    if !lacks.is_empty() {
+        found.notes.push(format!(
+            "softnic.ports: the unit steerd.service does not permit the wire af_xdp (hint: systemctl edit steerd: \
+             [Service] {})",
+            lacks.join(" ")
+        ));
+    }
 }
 
 /// The wires of soft NICs.

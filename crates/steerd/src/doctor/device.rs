@@ -33,6 +33,11 @@ pub(super) fn presence(view: &HostView<'_>, notes: &mut CheckNotes) {
     let reason = "steerd has no device to put the policy on";
     match &view.setup.device {
         ExaminedDevice::Soft => notes.fact("device", "software NIC"),
+        ExaminedDevice::Ambiguous(names) if names.is_empty() && view.setup.daemon.is_some() => {
+            notes.skip(
+                "the running daemon has a device that these settings do not name: --config is its file",
+            );
+        }
         ExaminedDevice::Ambiguous(names) if names.is_empty() => {
             // An unreadable folder is no host without devices.
             let before = notes.unread.len();
@@ -42,7 +47,8 @@ pub(super) fn presence(view: &HostView<'_>, notes: &mut CheckNotes) {
                     FindingLevel::Must,
                     "there is no RDMA device, and the settings have no port of a software NIC",
                     reason,
-                    "modprobe ib_uverbs mlx5_ib, or --config with [[softnic.ports]]",
+                    "modprobe ib_uverbs mlx5_ib; on an Ethernet interface: steerd run --interface NAME, or [[softnic.ports]] with \
+                     the wire af_xdp in the settings",
                 );
             }
         }

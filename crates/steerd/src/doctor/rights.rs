@@ -2,14 +2,13 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use super::setup::{ExaminedDevice, InterfaceUse};
+use super::setup::{ExaminedDevice, ExaminedSetup, InterfaceUse};
 use super::{CheckNotes, FindingLevel, HostView};
 
-/// The capabilities by their numbers (linux/capability.h).
-const CAP_NET_ADMIN: u32 = 12;
-const CAP_NET_RAW: u32 = 13;
+/// The capability for flows and packet sockets, and that for memory that is locked without a limit, by their
+/// numbers (linux/capability.h).
+const CAP_NET_RAW: (&str, u32) = ("CAP_NET_RAW", 13);
 pub(super) const CAP_IPC_LOCK: u32 = 14;
-const CAP_BPF: u32 = 39;
 /// Reading and writing for everybody, as the rules of rdma-core set it.
 const ALL_READ_WRITE: u32 = 0o666;
 
@@ -27,16 +26,21 @@ pub(super) fn effective(view: &HostView<'_>, notes: &mut CheckNotes) -> Option<u
     found
 }
 
+/// The capabilities that the ports need, with their numbers.
+fn needed_capabilities(setup: &ExaminedSetup) -> &'static [(&'static str, u32)] {
+    if setup.uses(InterfaceUse::Xdp) {
+        &xdp::CAPABILITIES
+    } else if setup.is_rdma() || setup.uses(InterfaceUse::Packet) {
+        &[CAP_NET_RAW]
+    } else {
+        &[]
+    }
+}
+
 /// The process may make raw packet queue pairs, packet sockets and XDP programs.
 pub(super) fn capabilities(view: &HostView<'_>, notes: &mut CheckNotes) {
     let setup = view.setup;
-    let mut needed: Vec<(u32, &str)> = Vec::new();
-    if setup.is_rdma() || setup.uses(InterfaceUse::Packet) || setup.uses(InterfaceUse::Xdp) {
-        needed.push((CAP_NET_RAW, "CAP_NET_RAW"));
-    }
-    if setup.uses(InterfaceUse::Xdp) {
-        needed.extend([(CAP_NET_ADMIN, "CAP_NET_ADMIN"), (CAP_BPF, "CAP_BPF")]);
-    }
+    let needed = needed_capabilities(setup);
     if needed.is_empty() {
         return notes.skip("no port needs a capability");
     }
@@ -45,7 +49,7 @@ pub(super) fn capabilities(view: &HostView<'_>, notes: &mut CheckNotes) {
     }
     let Some(effective) = effective(view, notes) else { return };
     let missing: Vec<&str> =
-        needed.iter().filter(|(bit, _)| effective >> bit & 1 == 0).map(|(_, name)| *name).collect();
+        needed.iter().filter(|(_, bit)| effective >> bit & 1 == 0).map(|(name, _)| *name).collect();
     if missing.is_empty() {
         return;
     }
@@ -58,6 +62,41 @@ pub(super) fn capabilities(view: &HostView<'_>, notes: &mut CheckNotes) {
             "systemctl edit steerd: [Service] AmbientCapabilities={names} CapabilityBoundingSet={names}; by hand: sudo"
         ),
     );
+}
+
+/// The unit of the service permits what the settings need, and the service has not failed.
+pub(super) fn service(view: &HostView<'_>, notes: &mut CheckNotes) {
+    let setup = view.setup;
+    let Some(unit) = &setup.service else {
+        return notes.skip("there is no unit steerd.service, or --config does not name its settings");
+    };
+    if setup.daemon.is_some() {
+        return notes.skip("the process of the running daemon is examined");
+    }
+    if !notes.knows_daemon(setup) {
+        return;
+    }
+    let mut lacks = unit.lacks(needed_capabilities(setup), setup.uses(InterfaceUse::Xdp));
+    let needed: u64 = setup.memory.iter().map(|worker| worker.bytes).sum();
+    if setup.pins_memory() && !unit.may_lock(needed) {
+        lacks.push("LimitMEMLOCK=infinity".to_owned());
+    }
+    if !lacks.is_empty() {
+        notes.find(
+            FindingLevel::Must,
+            format!("the unit steerd.service lacks {}", lacks.join(", ")),
+            "the service cannot start with these settings, even if a shell of root can",
+            format!("systemctl edit steerd: [Service] {}", lacks.join(" ")),
+        );
+    }
+    if let Some(problem) = unit.problem() {
+        notes.find(
+            FindingLevel::Must,
+            format!("the service steerd has failed: {problem}"),
+            "packets are not steered",
+            "journalctl -u steerd -p err, then systemctl restart steerd",
+        );
+    }
 }
 
 /// The level of a finding about the process: a shell may have other rights than the service.

@@ -11,6 +11,7 @@ use worker::WorkerConfig;
 use super::{SystemFiles, UnreadFile};
 use crate::daemon::cores::{self, HostCores};
 use crate::daemon::{device, worker_config};
+use crate::service_unit::ServiceUnit;
 use crate::settings::{AUTO_DEVICE, IdleMode, Settings};
 
 /// The RDMA devices of a host, and their classes in sysfs.
@@ -36,6 +37,8 @@ pub(crate) struct ExaminedSetup {
     pub(crate) length_error: Option<String>,
     /// The device model of the settings: a name, a path or "auto".
     pub(crate) model: String,
+    /// The unit of the service whose settings these are.
+    pub(crate) service: Option<ServiceUnit>,
     /// The process of the daemon that runs with these settings.
     pub(crate) daemon: Option<u32>,
     /// The reason why it is not known whether a daemon runs; `None`: it is known.
@@ -114,6 +117,7 @@ impl ExaminedSetup {
             pages: settings.workers.pages.clone(),
             length_error: lengths.err().map(|error| error.to_string()),
             model: settings.device.model.clone(),
+            service: None,
             daemon,
             daemon_error,
         }

@@ -10,6 +10,7 @@ use hugemem::PageKind;
 use super::setup::{ExaminedDevice, ExaminedInterface, InterfaceUse, WorkerMemory};
 use super::*;
 use crate::daemon::device::EswitchMode;
+use crate::service_unit::ServiceUnit;
 use crate::settings::IdleMode;
 
 /// A host in a folder, the kernel's answers, and a setup.
@@ -194,6 +195,7 @@ fn setup(device: ExaminedDevice) -> ExaminedSetup {
         memory: vec![memory; 2],
         pages: vec![PageKind::Huge2M, PageKind::Transparent, PageKind::Plain],
         model: "auto".to_owned(),
+        service: Some(ServiceUnit::of("AmbientCapabilities=cap_net_raw cap_net_admin cap_bpf cap_perfmon")),
         ..ExaminedSetup::default()
     }
 }
@@ -338,8 +340,20 @@ fn each_fault_below_af_xdp_is_found() {
     require_each(
         || MadeHost::soft(InterfaceUse::Xdp),
         &[
-            ("capabilities", Should, "CAP_NET_ADMIN, CAP_BPF", "CAP_BPF", |host| {
-                host.capabilities(CAPABILITIES & !(1 << 12) & !(1 << 39));
+            ("capabilities", Should, "CAP_BPF, CAP_PERFMON", "CAP_PERFMON", |host| {
+                host.capabilities(CAPABILITIES & !(1 << 38) & !(1 << 39));
+            }),
+            ("service", Must, "lacks AmbientCapabilities=CAP_BPF CAP_PERFMON, R", "=AF_XDP", |host| {
+                host.setup.service = Some(ServiceUnit::of(
+                    "User=steerd\nAmbientCapabilities=cap_net_raw cap_net_admin\nRestrictAddressFamilies=AF_UNIX",
+                ));
+            }),
+            ("service", Must, "lacks LimitMEMLOCK=infinity", "systemctl edit steerd", |host| {
+                host.setup.service = Some(ServiceUnit::of("LimitMEMLOCK=65536"));
+            }),
+            ("service", Must, "has failed: exit-code, exit status 69", "journalctl", |host| {
+                let failed = "ActiveState=failed\nResult=exit-code\nExecMainStatus=69";
+                host.setup.service = Some(ServiceUnit::of(failed));
             }),
             ("interface", Must, "there is no interface eth9", "ip -brief link", |host| {
                 host.setup.interfaces[0].name = "eth9".to_owned();
@@ -388,6 +402,10 @@ fn a_host_without_its_device_must_be_changed() {
     assert_eq!((first(&host).id, first(&host).level), ("device", FindingLevel::Must));
     host.setup.device = ExaminedDevice::Ambiguous(Vec::new());
     host.setup.interfaces.clear();
+    assert!(first(&host).command.contains("steerd run --interface"), "{:?}", first(&host));
+    host.setup.daemon = Some(77);
+    assert!(host.examine().findings.iter().all(|finding| finding.id != "device"), "a daemon has a device");
+    host.setup.daemon = None;
     assert!(first(&host).problem.contains("there is no RDMA device"), "{:?}", first(&host));
     host.setup.device = ExaminedDevice::Ambiguous(vec!["mlx5_0".to_owned(), "mlx5_1".to_owned()]);
     assert!(first(&host).command.contains("device.name = \"mlx5_0\""), "{:?}", first(&host));
@@ -433,7 +451,7 @@ fn nothing_is_found_of_what_an_unknown_daemon_may_hold() {
     let examined = host.examine();
     let unread = examined.unread.iter().filter(|item| item.item == "status of the daemon");
     let ids: Vec<_> = unread.map(|item| item.id).collect();
-    assert_eq!(ids, ["capabilities", "xdp", "memlock", "hugepages", "filters"]);
+    assert_eq!(ids, ["capabilities", "service", "xdp", "memlock", "hugepages", "filters"]);
     assert!(examined.findings.iter().all(|finding| !ids.contains(&finding.id)), "{:?}", examined.findings);
 }
 

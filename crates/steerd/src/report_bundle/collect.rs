@@ -2,11 +2,7 @@
 //! daemon, facts of system and devices, the journal. What cannot be had is a part that is absent, with the
 //! reason.
 
-use std::io::{self, Read};
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::sync::mpsc;
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -15,19 +11,12 @@ use super::redactor::{REMOVED, Redactor};
 use super::{BundleError, RawBundle, RawPart, ReportBundle};
 use crate::doctor::SystemFiles;
 use crate::policy_file::{self, Inputs};
+use crate::service_unit;
 use crate::settings::{Loaded, PolicySource, PolicyText, Settings};
 
-/// The unit whose entries of the journal are included, and the most entries.
-const UNIT: &str = "steerd";
-const JOURNAL_LINES: &str = "1000";
-/// The most bytes of a settings file, of the token file and of the journal that are read.
+/// The most bytes of a settings file and of the token file that are read.
 const SETTINGS_BYTES_MAX: u64 = 1 << 20;
 const TOKEN_BYTES_MAX: u64 = 4096;
-const JOURNAL_BYTES_MAX: u64 = 4 << 20;
-/// How long journalctl may take.
-const JOURNAL_TIMEOUT: Duration = Duration::from_secs(10);
-/// The time between two looks whether it has ended.
-const END_STEP: Duration = Duration::from_millis(5);
 /// The answers of a running daemon: the name of the part, and the path of the request.
 const ANSWERS: [(&str, &str); 5] = [
     ("daemon/status.json", "/v1/status"),
@@ -137,7 +126,14 @@ pub(crate) fn collect(sources: &BundleSources<'_>) -> Result<ReportBundle, Bundl
     parts.push(("doctor.json".to_owned(), doctor));
     of_daemon(sources, token.as_deref().unwrap_or_default(), &mut parts);
     of_host(sources.files, &mut parts);
-    parts.push(("journal.txt".to_owned(), journal().map_or_else(RawPart::Absent, RawPart::Text)));
+    parts.push((
+        "system/unit.txt".to_owned(),
+        service_unit::text().map_or_else(RawPart::Absent, RawPart::Text),
+    ));
+    parts.push((
+        "journal.txt".to_owned(),
+        service_unit::journal().map_or_else(RawPart::Absent, RawPart::Text),
+    ));
     Ok(ReportBundle::of(RawBundle { parts, redactor }))
 }
 
@@ -332,56 +328,6 @@ fn interfaces(files: &SystemFiles) -> String {
     names_in(files, FOLDER).iter().map(of_interface).collect()
 }
 
-/// The last entries of the unit in the journal, the newest first, so that the oldest ones are cut off.
-///
-/// # Errors
-/// There is no journalctl, or it does not answer in time, or has no entries.
-fn journal() -> Result<String, String> {
-    let mut command = Command::new("journalctl");
-    command.args(["--unit", UNIT, "--lines", JOURNAL_LINES, "--reverse", "--no-pager", "--no-hostname"]);
-    output_of(command.args(["--output", "short-iso"]), JOURNAL_TIMEOUT)
-}
-
-/// The output of a program that ends in time, with a line about what is missing or has failed.
-fn output_of(command: &mut Command, timeout: Duration) -> Result<String, String> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let begun = Instant::now();
-    let mut child = command.spawn().map_err(|error| format!("{name}: {error}"))?;
-    let stdout = child.stdout.take();
-    let (sender, receiver) = mpsc::channel();
-    let read = move || {
-        let mut bytes = Vec::new();
-        let read = stdout.map(|stdout| stdout.take(JOURNAL_BYTES_MAX).read_to_end(&mut bytes));
-        // The receiver is gone after the time.
-        let _ = sender.send(read.transpose().map(|_| bytes));
-    };
-    let thread = std::thread::Builder::new().spawn(read);
-    let answer = match thread {
-        Ok(_) => receiver.recv_timeout(timeout).map_err(|_| format!("{name} did not answer in time")),
-        Err(error) => Err(format!("{name}: {error}")),
-    };
-    let is_whole = matches!(&answer, Ok(Ok(bytes)) if (bytes.len() as u64) < JOURNAL_BYTES_MAX);
-    while is_whole && begun.elapsed() < timeout && matches!(child.try_wait(), Ok(None)) {
-        std::thread::sleep(END_STEP);
-    }
-    // It has ended, or is late, or has more output than is read.
-    let _ = child.kill();
-    let status = child.wait().ok().filter(|status| is_whole && !status.success());
-    let failure = status.map_or_else(String::new, |status| format!("{name}: {status}"));
-    let bytes = answer?.map_err(|error: io::Error| format!("{name}: {error}"))?;
-    let text = String::from_utf8_lossy(&bytes).into_owned();
-    match text.trim() {
-        "" | "-- No entries --" => {
-            let failure = if failure.is_empty() { failure } else { format!("; {failure}") };
-            Err(format!("{name} shows no entries of {UNIT} to this user{failure}"))
-        }
-        _ if !is_whole => Ok(text + "\n(cut off: older entries are left out)\n"),
-        _ if !failure.is_empty() => Ok(format!("{text}({failure})\n")),
-        _ => Ok(text),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -409,21 +355,5 @@ mod tests {
             "STEERD_POLICY__VARIABLES__SITE=removed\nSTEERD_WORKERS__CORES=[2, 3]\n\
              STEERD_policy__variables__net=removed\n"
         );
-    }
-
-    #[test]
-    fn a_program_that_does_not_end_is_ended() {
-        let shell = |script: &str, timeout| output_of(Command::new("sh").args(["-c", script]), timeout);
-        assert_eq!(shell("echo entry", JOURNAL_TIMEOUT), Ok("entry\n".to_owned()));
-        assert!(shell("exit 1", JOURNAL_TIMEOUT).expect_err("nothing").contains("no entries"));
-        assert_eq!(
-            shell("echo entry; exit 3", JOURNAL_TIMEOUT),
-            Ok("entry\n(sh: exit status: 3)\n".to_owned())
-        );
-        let many = shell("yes entry", JOURNAL_TIMEOUT).expect("the beginning");
-        assert!(many.ends_with("left out)\n"), "{}", many.len());
-        let late = shell("exec sleep 1000", Duration::from_millis(50)).expect_err("it waits");
-        assert!(late.contains("in time"), "{late}");
-        assert!(output_of(&mut Command::new("/no/such/program"), JOURNAL_TIMEOUT).is_err());
     }
 }

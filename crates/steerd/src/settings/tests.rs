@@ -108,6 +108,17 @@ fn the_built_in_settings_stand_on_their_own() {
 }
 
 #[test]
+fn ports_are_appended_to_the_file() {
+    let port = "wire = { kind = \"null\" }";
+    let more = format!(
+        "[[softnic.ports]]\n{port}\n[[softnic.others]]\nname = \"b\"\n[[softnic.others.ports]]\n{port}\n"
+    );
+    let softnic =
+        load_text(&format!("{DEFAULTS}\n{more}"), &[]).expect("they are defined once").settings.softnic;
+    assert_eq!((softnic.ports.len(), softnic.others.len()), (1, 1));
+}
+
+#[test]
 fn every_key_has_a_default_in_the_file() {
     let defaults: toml::Table = DEFAULTS.parse().expect("TOML");
     for (section, keys) in [
@@ -127,7 +138,7 @@ fn every_key_has_a_default_in_the_file() {
                 "timestamps",
             ],
         ),
-        ("softnic", vec!["name", "personality", "provider", "mode", "ports"]),
+        ("softnic", vec!["name", "personality", "provider", "mode"]),
         ("http", vec!["hosts", "listen", "token_file"]),
         ("log", vec!["target", "filter", "format"]),
         ("health", vec!["stall_ms"]),
@@ -332,6 +343,12 @@ fn a_mistake_in_the_file_is_named_with_its_place_and_key() {
         ("[log]\ntarget = \"sterr\"\n", ":2:10: ", ["log.target", "did you mean `stderr`?"]),
         ("[softnic]\npersonality = \"ideel\"\n", ":2:15: ", ["softnic.personality", "did you mean `ideal`?"]),
         ("[device]\nname = \n", ":2:", ["not TOML", ""]),
+        ("[policy]\nrequire_tests = yes\n", ":2:17: ", ["must be quoted", "write true or false"]),
+        (
+            "[softnic]\nports = []\n[[softnic.ports]]\nwire = { kind = \"null\" }\n",
+            ":3:",
+            ["a key is defined twice", "[[SECTION.KEY]]"],
+        ),
         (
             "[[softnic.ports]]\nwire = { kind = \"generater\" }\n",
             ":2:",

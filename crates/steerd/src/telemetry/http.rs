@@ -45,7 +45,7 @@ const BUSY_TIME: Duration = Duration::from_secs(1);
 pub(crate) enum Error {
     #[error("http.listen: {address} cannot be used: {source}{}", hint(source))]
     Bind { address: SocketAddr, source: io::Error },
-    #[error("http.token_file: {}: {reason} (hint: {})", path.display(), access::TOKEN_HINT)]
+    #[error("http.token_file: {}: {reason}", path.display())]
     Token { path: PathBuf, reason: String },
     #[error("the HTTP server cannot be started: {}{}", .0, crate::message::lacking(.0))]
     Start(#[source] io::Error),

@@ -391,9 +391,12 @@ fn without_a_daemon_commands_name_the_socket_and_the_remedy() {
 fn two_daemons_do_not_share_a_socket() {
     let place = Place::new(STEER_DNS);
     let mut first = place.start();
-    let output = place.daemon().args(["--for", "1s"]).output().expect("it runs");
+    let address = place.json(&["status"])["http"].as_str().expect("an address").to_owned();
+    let mut second = place.daemon();
+    let output = second.env("STEERD_HTTP__LISTEN", address).args(["--for", "1s"]).output().expect("it runs");
     assert_eq!(output.status.code(), Some(73), "{}", stderr(&output));
     let message = stderr(&output);
+    let message = message.lines().last().unwrap_or_default();
     assert!(
         message.contains(&format!("process {}", first.pid())) && message.contains("--api-socket"),
         "{message}"

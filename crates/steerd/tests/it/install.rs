@@ -75,6 +75,13 @@ fn the_installation_is_complete_and_works() {
         assert!(root.join(file).metadata().is_ok_and(|file| file.len() > 0), "{file} is missing");
     }
     check_named_files(root);
+    for page in files(&root.join("usr/share/doc/steerd"))
+        .iter()
+        .filter(|file| file.extension() == Some("md".as_ref()))
+    {
+        let text = std::fs::read_to_string(page).expect("a page");
+        assert!(!text.lines().any(|line| line.starts_with("<!--") || line == "-->"), "{}", page.display());
+    }
     let read = |file: &str| std::fs::read_to_string(root.join(file)).expect(file);
     let mode = |file: &str| root.join(file).metadata().expect(file).permissions().mode() & 0o777;
     assert_eq!((mode("usr/bin/steerd"), mode("etc/steerd/steerd.toml")), (0o755, 0o644));

@@ -8,8 +8,7 @@ use crate::support::{not_run, run, stderr, stdout, steerd};
 
 #[test]
 fn ordinary_programs_get_what_the_policy_leaves_them() {
-    let needs =
-        "mount -t tmpfs tmpfs /run && mkdir /run/netns && ip netns add a && curl --version && ping -V";
+    let needs = "mount -t tmpfs tmpfs /run && mkdir /run/netns && ip netns add a && curl --version && ping -V && setpriv --version";
     let why = (!rustix::process::geteuid().is_root()).then(|| "AF_XDP needs root".to_owned());
     if let Some(why) = why.or_else(|| obstacle(needs)) {
         return not_run("make live", &why);

@@ -97,9 +97,22 @@ fn unbound(interface: &str) -> Result<OwnedFd, WireError> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     socket_with(AddressFamily::XDP, SocketType::RAW, flags, None).map_err(|error| match error {
         Errno::PERM | Errno::ACCESS => WireError::XdpNotPermitted { interface: interface.to_owned() },
-        Errno::AFNOSUPPORT => WireError::NoXdpSockets { interface: interface.to_owned() },
+        Errno::AFNOSUPPORT => {
+            no_family(interface, &std::fs::read_to_string("/proc/net/protocols").unwrap_or_default())
+        }
         error => failed(interface, "socket(AF_XDP)", error.into()),
     })
+}
+
+/// The reason why the address family is refused. `protocols`: those of the kernel (/proc/net/protocols). A
+/// filter of system calls answers like a kernel without the family (systemd.exec(5),
+/// RestrictAddressFamilies=).
+fn no_family(interface: &str, protocols: &str) -> WireError {
+    let interface = interface.to_owned();
+    match protocols.lines().any(|line| line.split_whitespace().next() == Some("XDP")) {
+        true => WireError::XdpNotPermitted { interface },
+        false => WireError::NoXdpSockets { interface },
+    }
 }
 
 impl QueueSocket {
@@ -371,6 +384,15 @@ fn bind_to(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_filtered_family_needs_privileges() {
+        let with = "protocol  size sockets\nPACKET    1600      0\nXDP       1152      0\n";
+        let filtered = no_family("eth0", with).to_string();
+        assert!(filtered.contains("RestrictAddressFamilies=AF_XDP"), "{filtered}");
+        let without = no_family("eth0", "protocol  size sockets\nPACKET    1600      0\n").to_string();
+        assert!(without.contains("the kernel has no AF_XDP sockets"), "{without}");
+    }
 
     #[test]
     fn counters_stay_while_the_kernel_does_not_answer() {

@@ -1,7 +1,7 @@
 //! A wire at one end of a veth pair, in a network namespace that each test makes for its own thread. Packet
 //! sockets send to it, and show what the host still receives.
 //!
-//! Needs CAP_SYS_ADMIN, CAP_NET_ADMIN and CAP_BPF: without them the tests say so and, in CI, fail.
+//! Needs CAP_SYS_ADMIN and the capabilities of AF_XDP: without them the tests say so and, in CI, fail.
 
 use std::time::Duration;
 

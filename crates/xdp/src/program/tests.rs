@@ -76,6 +76,16 @@ fn frames() -> Vec<Vec<u8>> {
 }
 
 #[test]
+fn the_verdict_precedes_the_statistics() {
+    let log = "195: (bc) w5 = w4\n196: (0f) r1 += r3\nR1 has pointer with unsupported alu operation, pointer \
+               arithmetic with it prohibited for !root\nverification time 434 usec\nstack depth 40+0+0\n\
+               processed 140 insns (limit 1000000) max_states_per_insn 0\n\n";
+    let reason = verdict(log).expect("a reason");
+    assert!(reason.starts_with("R1 has pointer") && reason.contains(WITHOUT_PERFMON), "{reason}");
+    assert_eq!(verdict("processed 1 insns (limit 1000000)\n"), None);
+}
+
+#[test]
 fn the_program_reads_the_image_of_a_frame_whatever_its_octets() {
     let Some((program, mut claims)) = loaded() else { return };
     for frame in frames() {

@@ -20,7 +20,7 @@ use super::Error;
 use crate::settings::Http;
 
 const TOKEN_BYTES: std::ops::RangeInclusive<usize> = 16..=4096;
-pub(super) const TOKEN_HINT: &str =
+const TOKEN_HINT: &str =
     "a file with one line of 16 to 4096 visible ASCII characters, e.g. of `openssl rand -hex 32`";
 
 #[derive(Debug)]
@@ -100,18 +100,31 @@ pub(super) fn warn_of_file(settings: &Http) {
     }
 }
 
+/// The reason why a token file cannot be read, with a hint.
+fn unreadable(path: &Path, error: &std::io::Error) -> String {
+    let hint = match error.kind() {
+        std::io::ErrorKind::PermissionDenied => {
+            let file = path.display();
+            format!("let the user of the daemon read it: chgrp steerd {file} && chmod 640 {file}")
+        }
+        _ => TOKEN_HINT.to_owned(),
+    };
+    format!("cannot be read: {error} (hint: {hint})")
+}
+
 impl Token {
+    /// The token of a file, or why there is none, with a hint.
     fn read(path: &Path) -> Result<Self, String> {
-        let cannot = |error: std::io::Error| format!("cannot be read: {error}");
+        let cannot = |error: std::io::Error| unreadable(path, &error);
         let file = regular_file::open(path).map_err(|error| cannot(error.into()))?;
         let mut text = Vec::new();
         file.take(*TOKEN_BYTES.end() as u64 + 3).read_to_end(&mut text).map_err(cannot)?;
         let token = text.trim_ascii();
         if !TOKEN_BYTES.contains(&token.len()) {
-            return Err("does not hold a token of an allowed length".into());
+            return Err(format!("does not hold a token of an allowed length (hint: {TOKEN_HINT})"));
         }
         if !token.iter().all(u8::is_ascii_graphic) {
-            return Err("holds characters that a token cannot have".into());
+            return Err(format!("holds characters that a token cannot have (hint: {TOKEN_HINT})"));
         }
         Ok(Self(token.to_vec()))
     }
@@ -225,6 +238,8 @@ mod tests {
             let error = read(text).expect_err("no token");
             assert!(!error.contains("0123"), "{error}");
         }
+        let denied = unreadable(Path::new("/etc/token"), &std::io::ErrorKind::PermissionDenied.into());
+        assert!(denied.contains("chgrp steerd /etc/token") && !denied.contains("openssl"), "{denied}");
         assert!(Token::read(folder.path()).is_err());
         assert!(Token::read(Path::new("/dev/zero")).is_err());
         assert!(Token::read(&folder.path().join("none")).is_err());
