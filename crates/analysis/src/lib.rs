@@ -55,8 +55,8 @@ pub use lost::{LostException, LostExceptions, OpenException, lost_exceptions};
 pub use match_text::match_text;
 pub use products::MAX_PRODUCTS;
 pub use protect::{
-    Missed, Protected, UnreachableKind, forms_of_workers, host_sees, protection, protection_from_rule, protection_on_device,
-    unreachable_kinds,
+    Missed, Protected, UnreachableKind, forms_of_workers, host_sees, protection, protection_from_rule,
+    protection_on_device, unreachable_kinds,
 };
 pub use region::Region;
 pub use runtime_protection::RuntimeProtection;

@@ -235,8 +235,7 @@ fn assemble(reader: &mut Reader, main: &Arc<Source>, found: &[File<'_>], files: 
     let written = std::mem::take(&mut rules.names);
     let rules = rules.finish(multicast.map(|multicast| (multicast.action, multicast.place)));
     let runtime = runtime_rules(reader, found, &groups, &rules, &written);
-    let recorder =
-        recorder(reader, found, RecorderNames { rules: &rules, written: &written, sinks: &sinks });
+    let recorder = recorder(reader, found, RecorderNames { rules: &rules, written: &written, sinks: &sinks });
     reader.source = Arc::clone(main);
     let policy = Policy {
         source: Arc::clone(main),

@@ -257,7 +257,7 @@ fn not_loaded(error: &EbpfError) -> XdpError {
             match verdict(&log) {
                 Some(verdict) if verdict.contains(WITHOUT_PERFMON) => return NOT_PERMITTED,
                 Some(verdict) => {
-                    problem = format!("{verdict} (hint: the level debug logs the verifier's steps)")
+                    problem = format!("{verdict} (hint: the level debug logs the verifier's steps)");
                 }
                 None => {}
             }
