@@ -20,16 +20,14 @@ fn main() {
     );
     println!("|---|---|---|---|---|---|---|---|---|---|");
     for scenario in scenarios() {
-        let make: [(&str, fn() -> Box<dyn BalanceStrategy>); 3] = [
-            ("none", || Box::new(FixedTable)),
-            ("steerd", || Box::new(SteerdBalancer::default())),
-            ("RSS++", || Box::new(RssPlusPlus)),
-        ];
-        for (name, strategy) in make {
+        let row_of = |name: &str, strategy: fn() -> Box<dyn BalanceStrategy>| {
             let runs: Vec<SimulatedRun> =
                 (1..=SEEDS).map(|seed| simulate(&scenario, &mut *strategy(), seed)).collect();
             println!("| {} | {name} | {} |", scenario.name, row(&runs).join(" | "));
-        }
+        };
+        row_of("none", || Box::new(FixedTable));
+        row_of("steerd", || Box::new(SteerdBalancer::default()));
+        row_of("RSS++", || Box::new(RssPlusPlus));
     }
 }
 

@@ -21,23 +21,23 @@ pub(crate) fn rule_for_each(
     let (document, _) = DeTable::parse_recoverable(text);
     let rules = document.get_ref().get("rules")?;
     let [first, second] = entries(text, rules, &block, keys)?;
-    let written =
-        |parts: &[Range<usize>]| parts.iter().map(|part| text.get(part.clone())).collect::<Option<String>>();
-    let head = written(&[block.start..second.start, second.end..block.end])?;
+    let written = |part: Range<usize>| text.get(part);
+    let both = |first, second| Some(written(first)?.to_owned() + written(second)?);
+    let head = both(block.start..second.start, second.end..block.end)?;
     let mut names = (2..).map(|number| format!("{}-{number}", rule.name));
     let is_free = |name: &String| outline.definitions(NameKind::Rule).all(|other| other.name != *name);
     let name = names.find(is_free)?;
     // The copy has another name, before or behind the key that it lacks.
     let copy = match rule.span.end <= first.start {
         true => [
-            written(&[block.start..rule.span.start])?,
+            written(block.start..rule.span.start)?.to_owned(),
             name,
-            written(&[rule.span.end..first.start, first.end..block.end])?,
+            both(rule.span.end..first.start, first.end..block.end)?,
         ],
         false => [
-            written(&[block.start..first.start, first.end..rule.span.start])?,
+            both(block.start..first.start, first.end..rule.span.start)?,
             name,
-            written(&[rule.span.end..block.end])?,
+            written(rule.span.end..block.end)?.to_owned(),
         ],
     };
     let between = if head.starts_with('{') { ", " } else { "\n\n" };

@@ -104,7 +104,7 @@ pub fn needed_by_hosts() -> impl Iterator<Item = &'static Kind> {
 /// their solicited-node groups ff02::1:ff00:0/104 (RFC 4291, 2.7.1) and the group of all nodes.
 pub(crate) fn destinations_of_host(own: &RangeSet<u128>) -> Addresses {
     const ALL_NODES: u128 = 0xff02 << 112 | 1;
-    const SOLICITED: u128 = ALL_NODES - 1 | 0x1_ff00_0000;
+    const SOLICITED: u128 = (ALL_NODES - 1) | 0x1_ff00_0000;
     const LOW_BITS: u128 = 0xff_ffff;
     let mut v6 = vec![(ALL_NODES, ALL_NODES)];
     for (first, last) in own.ranges() {

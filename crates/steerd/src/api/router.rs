@@ -218,22 +218,7 @@ impl Api {
                     self.links.pages.state().await.map_err(|why| Refused::new(503, why.trim_end()))?;
                 computed(|| self.links.daemon.rules(id, &state).map(|list| json(&list)))??
             }
-            Call::ChangeRules => {
-                let caller = self.caller(peer)?;
-                // Before anything of it is read.
-                self.links.daemon.may_change_rules(caller)?;
-                // The bodies of those that wait take no memory. Owners of rules, who may be slow, do not
-                // hold up those who may change what runs.
-                let changes = if caller.is_admin { &self.admin_changes } else { &self.changes };
-                let _permit = changes.acquire().await.map_err(|error| internal(&error))?;
-                let bytes = body(incoming, call.body_bytes_max()).await?;
-                let changed = computed(|| {
-                    let changes: RuleChanges = request::body(&bytes)?;
-                    changes.check()?;
-                    self.links.daemon.change_rules(caller, changes).map_err(Failed::from)
-                });
-                json(&changed??)
-            }
+            Call::ChangeRules => self.change_rules(incoming, call.body_bytes_max(), peer).await?,
             Call::Workers => json(&self.links.daemon.workers()),
             Call::ChangeWorkers => self.change_workers(incoming, call.body_bytes_max(), peer).await?,
             Call::Reload => {
@@ -331,6 +316,28 @@ impl Api {
         };
         let answer = computed(|| flows::of(&in_force, &state, rule).map(|flows| json(&flows)));
         Ok(answer??)
+    }
+
+    async fn change_rules(
+        &self,
+        incoming: Incoming,
+        bytes_max: usize,
+        peer: Option<Peer>,
+    ) -> Result<Answer, Failed> {
+        let caller = self.caller(peer)?;
+        // Before anything of it is read.
+        self.links.daemon.may_change_rules(caller)?;
+        // The bodies of those that wait take no memory. Owners of rules, who may be slow, do not hold up
+        // those who may change what runs.
+        let changes = if caller.is_admin { &self.admin_changes } else { &self.changes };
+        let _permit = changes.acquire().await.map_err(|error| internal(&error))?;
+        let bytes = body(incoming, bytes_max).await?;
+        let changed = computed(|| {
+            let changes: RuleChanges = request::body(&bytes)?;
+            changes.check()?;
+            self.links.daemon.change_rules(caller, changes).map_err(Failed::from)
+        });
+        Ok(json(&changed??))
     }
 
     async fn change_workers(

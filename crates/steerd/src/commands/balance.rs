@@ -1,6 +1,6 @@
-//! `steerd balance --dry-run`: the moves of entries between workers by which the crate `balance` evens out the
-//! load of a capture, step by step, with the loads before and after. The load of an entry is the time that
-//! workers take for its packets, by the model of the compiler; no device is used and nothing is moved.
+//! `steerd balance --dry-run`: the moves of entries between workers by which the crate `balance` evens out
+//! the load of a capture, step by step, with the loads before and after. The load of an entry is the time
+//! that workers take for its packets, by the model of the compiler; no device is used and nothing is moved.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -258,7 +258,7 @@ impl<N: NicFilters> CarvingDaemon<N> {
                     self.reload(policy_file::load(&self.source));
                 }
                 Some(Event::Record) => {
-                    tracing::warn!("SIGUSR1: there is no recorder: no worker receives packets")
+                    tracing::warn!("SIGUSR1: there is no recorder: no worker receives packets");
                 }
                 Some(Event::Stop { why }) => {
                     tracing::info!("{why}: removing the filters");
