@@ -328,6 +328,18 @@ fn refused_changes_leave_all_as_it_was() {
     bench.end();
 }
 
+/// A spare worker has no core that it could keep busy.
+#[test]
+fn spinning_workers_are_not_drained() {
+    let place = Place::new(&of_all());
+    let mut command = command(&place);
+    command.env("STEERD_WORKERS__IDLE", "spin").env("STEERD_WORKERS__SPARE", "0");
+    let bench = Bench { daemon: Daemon::start_command(&mut command), place };
+    let why = bench.refused(&["worker", "drain", "0"]);
+    assert!(why.contains("worker 0 cannot be spare: with workers.idle = \"spin\" "), "{why}");
+    bench.end();
+}
+
 /// A policy that a reload brings while a worker of it is spare.
 #[test]
 fn a_policy_of_spare_workers_is_refused() {
