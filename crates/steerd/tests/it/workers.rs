@@ -217,7 +217,9 @@ fn an_added_worker_is_pinned_to_its_core() {
     let why = bench.refused(&["worker", "add", &core]);
     assert!(why.contains(&format!("core {core} is that of worker 0 (hint: ")), "{why}");
     bench.place.ok(&["worker", "drain", "0"]);
-    assert_ne!(allowed_cores(&bench.daemon, "worker-0"), "", "{list}");
+    if cores_of_this_process().len() > 1 {
+        assert_ne!(allowed_cores(&bench.daemon, "worker-0"), core, "a spare one is not pinned");
+    }
     bench.end();
 }
 
