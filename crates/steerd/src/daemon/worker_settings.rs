@@ -6,18 +6,26 @@ use std::sync::{Mutex, PoisonError};
 use crate::cli::RunArgs;
 use crate::daemon::reload::Parts;
 use crate::daemon::workers;
-use crate::settings::{self, Cores, Request, Workers};
+use crate::settings::{self, Cores, IdleMode, Request, Workers};
 
 /// Where the settings come from, and those of the workers as they were followed last.
 pub(crate) struct WorkerSettings {
     request: Request,
+    /// Whether workers without work keep their cores busy.
+    is_spinning: bool,
     last: Mutex<Workers>,
 }
 
 impl WorkerSettings {
     /// `of_start`: the settings that the workers were made with.
     pub(super) fn new(args: &RunArgs, of_start: &Workers) -> Self {
-        Self { request: Request::from(args), last: Mutex::new(of_start.clone()) }
+        let is_spinning = of_start.idle == IdleMode::Spin;
+        Self { request: Request::from(args), is_spinning, last: Mutex::new(of_start.clone()) }
+    }
+
+    /// Returns whether workers without work keep their cores busy, so that none can be spare.
+    pub(super) fn is_spinning(&self) -> bool {
+        self.is_spinning
     }
 
     /// Reads the settings again, and brings the workers to their cores if these have changed since they were

@@ -199,6 +199,16 @@ fn apply(
     set: &WorkerSet,
     wanted: &WorkerSet,
 ) -> Result<FlowChanges, Refused> {
+    let leaves = |worker: &WorkerId| wanted.is_spare(*worker) && !set.is_spare(*worker);
+    if parts.worker_settings.is_spinning()
+        && let Some(worker) = wanted.ids().find(leaves)
+    {
+        return Err(conflict(format!(
+            "worker {} cannot be spare: with workers.idle = \"spin\" it would keep a core of others busy (hint: set \
+             workers.idle = \"adaptive\" and restart)",
+            worker.0
+        )));
+    }
     let moved = |worker: &WorkerId| wanted.place(*worker).core != set.place(*worker).core;
     let moved: Vec<WorkerId> = wanted.ids().filter(moved).collect();
     let (pinned, unpinned): (Vec<WorkerId>, Vec<WorkerId>) =

@@ -84,7 +84,9 @@ impl Work {
                 notify::ready("the policy in force stays");
                 Done { verdict: Verdict { dry_run: is_dry_run, ..verdict }, trial: None, ends_trial: false }
             }
-            Err(refused) => {
+            Err(mut refused) => {
+                let warnings = not_followed.into_iter().map(not_of_settings);
+                warnings.for_each(|warning| refused.diagnostics.push(warning));
                 Done { verdict: failed(observer, refused, begun), trial: None, ends_trial: false }
             }
         }
