@@ -60,7 +60,9 @@ impl Installation<'_> {
         let Some(folder) = self.settings.state.folder() else { return };
         let history = History::peek(&folder.join("history.json"));
         if !history.is_unconfirmed(self.inputs) {
-            if let Some(why) = changed_set(&history, self.set_sizes) {
+            if let Some(why) = changed_set(&history, self.set_sizes)
+                && last_good(&history, self.profile, self.workers).is_some()
+            {
                 tracing::warn!(
                     "{why}: a start uses the last confirmed policy of the history (hint: if that is right, \
                      `steerd reload --force` puts the policy of the file in force)"
