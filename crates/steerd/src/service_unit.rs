@@ -105,7 +105,8 @@ impl ServiceUnit {
 
     /// The reason why it does not run although it was started, with the last error of its process.
     pub(crate) fn problem(&self) -> Option<String> {
-        let is_waiting = self.property("SubState") == "auto-restart";
+        // Or auto-restart-queued.
+        let is_waiting = self.property("SubState").starts_with("auto-restart");
         if self.property("ActiveState") != "failed" && !is_waiting {
             return None;
         }
