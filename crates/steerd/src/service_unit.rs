@@ -105,7 +105,8 @@ impl ServiceUnit {
 
     /// The reason why it does not run although it was started, with the last error of its process.
     pub(crate) fn problem(&self) -> Option<String> {
-        let is_waiting = self.property("SubState") == "auto-restart";
+        // Or auto-restart-queued.
+        let is_waiting = self.property("SubState").starts_with("auto-restart");
         if self.property("ActiveState") != "failed" && !is_waiting {
             return None;
         }
@@ -134,18 +135,24 @@ pub(crate) fn text() -> Result<String, String> {
 /// Settings whose values may be secrets.
 const SECRETS: [&str; 2] = ["Environment", "SetCredential"];
 
-/// The text of unit files without the values of [`SECRETS`], and without the lines that continue them.
+/// The text of unit files without the values of [`SECRETS`], also in settings that are commented out, and
+/// without the lines that continue them. Comments between these lines do not end a setting
+/// (systemd.syntax(7)).
 fn without_secrets(files: &str) -> String {
-    let (mut text, mut continues) = (String::new(), false);
+    let (mut text, mut continues, mut is_setting) = (String::new(), false, false);
     for line in files.lines() {
-        let name = line.split('=').next().unwrap_or_default().trim();
+        let setting = line.trim_start_matches(|c: char| c.is_whitespace() || matches!(c, '#' | ';'));
+        let is_comment = line.trim_start().starts_with(['#', ';']);
+        let name = setting.split('=').next().unwrap_or_default().trim();
         let is_secret = SECRETS.contains(&name);
         if is_secret {
             text += &format!("{name}=removed\n");
+            is_setting = !is_comment || continues && is_setting;
         } else if !continues {
             text += &format!("{line}\n");
         }
-        continues = (continues || is_secret) && line.ends_with('\\');
+        let goes_on = line.trim_end().ends_with('\\') || continues && is_setting && is_comment;
+        continues = (continues || is_secret) && goes_on;
     }
     text
 }
@@ -252,6 +259,11 @@ mod tests {
             "[Service]\nEnvironment=A=secret \\\n  B=secret\nUser=steerd\nSetCredential=token:secret\n";
         let expected = "[Service]\nEnvironment=removed\nUser=steerd\nSetCredential=removed\n";
         assert_eq!(without_secrets(files), expected);
+        let commented = "Environment=A=secret \\\n# a comment\n  B=secret \\\n\
+                         ;Environment=C=secret\n  D=secret\nUser=steerd\n";
+        assert_eq!(without_secrets(commented), "Environment=removed\nEnvironment=removed\nUser=steerd\n");
+        let disabled = "# Environment=A=secret \\\n#   B=secret\nUser=steerd\n# a comment\n";
+        assert_eq!(without_secrets(disabled), "Environment=removed\nUser=steerd\n# a comment\n");
     }
 
     #[test]

@@ -142,10 +142,12 @@ fn answered(args: &CheckArgs, start: &mut Option<Findings>) -> Result<Verdict, B
         .map_err(|unanswered| Box::new(Unanswered { policy, profile, ..*unanswered }))
 }
 
-/// Puts the folder of the installed unit in place of that of the service, if it is not known.
+/// Puts the folder of the installed unit in place of that of the service, if it is not known. systemd makes a
+/// folder that is not there at the first start.
 fn take_folder_of_unit(state: &mut StateSettings) {
     if state.is_of_service() && state.folder().is_none() {
         let folder = ServiceUnit::installed().and_then(|unit| unit.state_folder());
+        let folder = folder.filter(|folder| folder.exists());
         state.folder = folder.unwrap_or_else(|| std::mem::take(&mut state.folder));
     }
 }

@@ -78,7 +78,9 @@ pub(super) fn service(view: &HostView<'_>, notes: &mut CheckNotes) {
     }
     let mut lacks = unit.lacks(needed_capabilities(setup), setup.uses(InterfaceUse::Xdp));
     let needed: u64 = setup.memory.iter().map(|worker| worker.bytes).sum();
-    if setup.pins_memory() && !unit.may_lock(needed) {
+    // The limit does not apply to a process with the capability.
+    let is_limited = !unit.lacks(&[("CAP_IPC_LOCK", CAP_IPC_LOCK)], false).is_empty();
+    if setup.pins_memory() && is_limited && !unit.may_lock(needed) {
         lacks.push("LimitMEMLOCK=infinity".to_owned());
     }
     if !lacks.is_empty() {

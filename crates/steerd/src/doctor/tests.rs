@@ -349,7 +349,9 @@ fn each_fault_below_af_xdp_is_found() {
                 ));
             }),
             ("service", Must, "lacks LimitMEMLOCK=infinity", "systemctl edit steerd", |host| {
-                host.setup.service = Some(ServiceUnit::of("LimitMEMLOCK=65536"));
+                let unit =
+                    "CapabilityBoundingSet=cap_net_raw cap_net_admin cap_bpf cap_perfmon\nLimitMEMLOCK=65536";
+                host.setup.service = Some(ServiceUnit::of(unit));
             }),
             ("service", Must, "has failed: exit-code, exit status 69", "journalctl", |host| {
                 let failed = "ActiveState=failed\nResult=exit-code\nExecMainStatus=69";

@@ -91,7 +91,7 @@ impl AddressRewriter for FoundAddresses {
         if is_of_tests || address.0 == [0; 6] { word } else { self.found("MAC address", &word) }
     }
 
-    /// What was found has no digit.
+    /// The replacement has no digit, so that it is not found again.
     fn digits(&self, digits: &str) -> String {
         self.found("MAC address or GUID", digits);
         "x".repeat(digits.len())

@@ -47,7 +47,7 @@ struct LiveWorker<'s> {
     failed: bool,
     stalled: bool,
     queue_recoveries: u64,
-    /// Since the event before, or since the start.
+    /// The parts of its time since the event before, or since the start.
     #[serde(flatten)]
     time: TimeShares,
     warnings: &'s [String],

@@ -96,7 +96,7 @@ pub(crate) struct FlowRate {
 pub(crate) struct Rule {
     pub(crate) name: String,
     pub(crate) action: String,
-    /// Where it is decided, in words.
+    /// The parts that decide it, in words.
     pub(crate) placement: String,
     /// The device does not count all packets of this rule.
     pub(crate) uncounted: bool,

@@ -9,16 +9,15 @@ use control::{ControlError, Limits, PlannedChange, plan};
 use device_model::DeviceModel;
 use hugemem::{ArenaForecast, ArenaOptions};
 use policy::policy::SetSize;
-use program::{Program, RecorderSpec, SinkKind, WorkerId};
+use program::{Program, RecorderSpec, SinkKind};
 use shm::ListenError;
+use worker::WorkerConfig;
 use worker::sinks::recorder::{self, RecorderError};
 use worker::sinks::{CheckedPlace, SinkError};
 
 use super::collect::collected;
 use super::{Findings, Running, Start, worker_configs};
 use crate::api;
-use crate::daemon::cores::{self, HostCores};
-use crate::daemon::dataplane::worker_config;
 use crate::daemon::history::History;
 use crate::daemon::{Error, changed_set, device, last_good, sinks};
 use crate::message::chain;
@@ -61,7 +60,9 @@ impl Installation<'_> {
         let Some(folder) = self.settings.state.folder() else { return };
         let history = History::peek(&folder.join("history.json"));
         if !history.is_unconfirmed(self.inputs) {
-            if let Some(why) = changed_set(&history, self.set_sizes) {
+            if let Some(why) = changed_set(&history, self.set_sizes)
+                && last_good(&history, self.profile, self.workers).is_some()
+            {
                 tracing::warn!(
                     "{why}: a start uses the last confirmed policy of the history (hint: if that is right, \
                      `steerd reload --force` puts the policy of the file in force)"
@@ -85,11 +86,13 @@ impl Installation<'_> {
     /// beside a running daemon may be free after it.
     fn tables(&self, start: &Start<'_>, found: &mut Findings) {
         let mut forecast = ArenaForecast::default();
-        for config in worker_configs(self.settings) {
+        // A start counts spare workers, too.
+        let configs = worker_configs(self.settings);
+        for config in &configs {
             // A refusal is found with the settings.
-            let _ = worker::forecast_memory(&config, &mut forecast);
+            let _ = worker::forecast_memory(config, &mut forecast);
         }
-        match (worker::forecast_tables(self.program, self.workers, &mut forecast), &start.running) {
+        match (worker::forecast_tables(self.program, configs.len(), &mut forecast), &start.running) {
             (Err(error), Some(running)) => {
                 found.notes.push(format!(
                     "{}, as long as {} has memory for its own",
@@ -192,23 +195,18 @@ fn open_sinks(start: &Start<'_>, program: &Program, found: &mut Findings) {
 
 /// The memory of the recorder beside that of the workers.
 fn recorder_memory(start: &Start<'_>, program: &Program, found: &mut Findings) {
-    let settings = start.settings;
-    let (Some(RecorderSpec { ring, .. }), Ok(cores)) =
-        (&program.recorder, cores::of_workers(settings, &HostCores::of(settings)))
-    else {
+    let Some(RecorderSpec { ring, .. }) = &program.recorder else { return };
+    let configs = worker_configs(start.settings);
+    if configs.is_empty() {
         return;
-    };
+    }
     let mut forecast = ArenaForecast::default();
-    let frame_bytes = settings.frame_bytes(&device::known_mtus(settings)).ok();
-    let arenas: Vec<ArenaOptions> = (cores.into_iter().enumerate())
-        .map(|(index, core)| {
-            let mut config = worker_config(settings, WorkerId::of(index), core);
-            config.frame_bytes = frame_bytes.unwrap_or(config.frame_bytes);
-            // Its own check reports what it lacks.
-            let _ = worker::forecast_memory(&config, &mut forecast);
-            config.arena(0)
-        })
-        .collect();
+    let add = |config: &WorkerConfig| {
+        // Its own check reports what it lacks.
+        let _ = worker::forecast_memory(config, &mut forecast);
+        config.arena(0)
+    };
+    let arenas: Vec<ArenaOptions> = configs.iter().map(add).collect();
     match (recorder::forecast_memory(*ring, &arenas, &mut forecast), &start.running) {
         (Ok(()), _) => {}
         (Err(RecorderError::Memory(_)), Some(running)) => {
