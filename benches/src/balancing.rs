@@ -17,7 +17,7 @@ pub use traffic::{Scenario, scenarios};
 
 /// The entries of the table.
 pub const ENTRIES: usize = 128;
-/// The length of a period, and how many there are.
+/// The length of a period.
 pub const PERIOD_NS: u64 = 1_000_000_000;
 /// The number of periods of a run.
 pub const PERIODS: usize = 40;

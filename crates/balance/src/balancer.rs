@@ -71,7 +71,7 @@ pub struct Balancer {
 struct GroupHistory {
     /// Moves have begun, and the loads are not even yet.
     is_balancing: bool,
-    /// When each entry has moved last.
+    /// The time at which each entry moved last.
     moved_ns: Vec<Option<u64>>,
 }
 
@@ -208,7 +208,7 @@ impl GroupDecision<'_> {
     }
 
     /// The move from one worker to the other, whose loads differ by `difference`, that disturbs flows least;
-    /// of equal ones that which makes the difference smallest. `Err`: why there is none.
+    /// of equal ones that which makes the difference smallest. `Err`: the reason why there is none.
     fn best_move(
         &self,
         from: WorkerId,

@@ -11,7 +11,7 @@ pub struct EntrySample {
     pub cost: u64,
     /// The part of it that is for the largest flow.
     pub largest_flow: u64,
-    /// Whether no packet came so lately that it may still wait in the queue of its worker.
+    /// No packet came so lately that it may still wait in the queue of its worker.
     pub is_idle: bool,
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use program::WorkerId;
 use serde::Serialize;
 
-/// How a move may disturb flows. Entries of an earlier kind move first.
+/// The way in which a move may disturb flows. Entries of an earlier kind move first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MoveOrder {
@@ -28,7 +28,7 @@ pub struct EntryMove {
     pub to: WorkerId,
     /// The load that moves with it, in nanoseconds of a period.
     pub load_ns: u64,
-    /// How it may disturb flows.
+    /// The way in which it may disturb flows.
     pub order: MoveOrder,
 }
 
@@ -43,7 +43,7 @@ pub struct ElephantFlow {
     pub load_ns: u64,
 }
 
-/// Why no more entries move in a step.
+/// The reason why no more entries move in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StepEnd {
@@ -76,7 +76,7 @@ pub struct GroupStep {
     pub after_ns: BTreeMap<WorkerId, u64>,
     /// The flows that no table splits, in the order of their entries.
     pub elephants: Vec<ElephantFlow>,
-    /// Why there are no more moves.
+    /// The reason why there are no more moves.
     pub end: StepEnd,
 }
 

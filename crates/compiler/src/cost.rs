@@ -55,6 +55,9 @@ pub struct Decision {
 }
 
 impl Decision {
+    /// The time of a worker for a packet that it compares with no rule, in picoseconds.
+    pub const RECEIVE_PS: u64 = MEASURED.receive;
+
     /// The decision of the program on a received packet.
     #[must_use]
     pub fn of(program: &Program, key: &DeepKey) -> Self {

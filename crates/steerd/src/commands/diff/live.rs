@@ -24,6 +24,7 @@ use crate::commands::ending::Ending;
 use crate::commands::trace::TraceLines;
 use crate::commands::{Error, client};
 use crate::policy_file::Compiled;
+use crate::telemetry::pages;
 use crate::telemetry::top::Top;
 use crate::terminal::output::{self, OutputError};
 pub(super) use report::LiveReport;
@@ -34,6 +35,8 @@ pub(super) use text::of as text;
 /// The packets per second that are sampled: enough for shares of a thousandth within half a minute, and few
 /// enough for a trace of a large policy.
 const SAMPLED_PER_SECOND: f64 = 1000.0;
+/// The longest time of which averages are taken for the rates of now.
+const RATES_SECONDS: f64 = 10.0;
 
 /// The sample of a daemon that has the old policy in force. `None`: no received packet can move.
 pub(super) fn sample(
@@ -52,7 +55,7 @@ pub(super) fn sample(
     let [old_compiled, new_compiled] = [compiled(old, &model, workers)?, compiled(new, &model, workers)?];
     let one_in = match args.one_in {
         Some(one_in) => one_in,
-        None => one_in(&client.get("/v1/top")?),
+        None => one_in(&rates(&client)?, status.device.soft),
     };
     let policies = [&old.read.policy, &new.read.policy];
     let programs = [&*old_compiled.program, &*new_compiled.program];
@@ -93,10 +96,23 @@ fn compiled(policy: &NamedPolicy, model: &DeviceModel, workers: usize) -> Result
     compiled.map_err(|diagnostics| refused(&policy.name, &diagnostics))
 }
 
-/// The number of packets of which one is sampled, by the rates that the daemon shows.
-fn one_in(top: &Top) -> u32 {
+/// The rates of a daemon now. Its first answer may have averages since its start, or since somebody asked
+/// long ago.
+fn rates(client: &ApiClient) -> Result<Top, Error> {
+    let top: Top = client.get("/v1/top")?;
+    if top.interval_seconds <= RATES_SECONDS {
+        return Ok(top);
+    }
+    std::thread::sleep(2 * pages::LIFE);
+    Ok(client.get("/v1/top")?)
+}
+
+/// The number of packets of which one is sampled, by the rates that the daemon shows. The ports of a NIC also
+/// count packets that no worker receives, and these are in no trace.
+fn one_in(top: &Top, is_soft: bool) -> u32 {
     let ports: Option<f64> = top.ports.iter().map(|port| port.packets_per_second).sum();
-    let rate = ports.unwrap_or_else(|| top.rules.iter().map(|rule| rule.packets_per_second).sum());
+    let workers = || top.workers.iter().map(|worker| worker.packets_per_second).sum::<f64>();
+    let rate = ports.filter(|_| is_soft).unwrap_or_else(workers);
     (rate / SAMPLED_PER_SECOND).ceil().max(1.0) as u32
 }
 

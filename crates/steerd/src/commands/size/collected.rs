@@ -18,10 +18,6 @@ const MAX_FLOWS: usize = 1 << 19;
 const MAX_INTERVALS: usize = 4096;
 const FIRST_INTERVAL_NS: u64 = 100_000_000;
 
-/// The time of a worker for a copy, in picoseconds. The compiler's model has it for packets that a worker
-/// compares with no rule.
-const COPY_PS: u64 = 10_600;
-
 /// The packets of a flow, and the first of them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Flow {
@@ -67,7 +63,10 @@ impl Collected {
         let totals = traffic::for_each_key(path, &mut |key, packet| {
             intervals.at(packet.time_ns);
             let Decision { explained, worker_ps, .. } = decisions.of(key);
-            let copies = explained.copies.iter().map(|copied| (Some(copied.queue), copied.worker, COPY_PS));
+            let copies = explained
+                .copies
+                .iter()
+                .map(|copied| (Some(copied.queue), copied.worker, Decision::RECEIVE_PS));
             let packets = [(explained.queue, explained.worker, *worker_ps)].into_iter().chain(copies);
             for (queue, worker, cost_ps) in packets {
                 let (Some(queue), Some(worker)) = (queue, worker) else { continue };
