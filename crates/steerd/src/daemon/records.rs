@@ -5,6 +5,7 @@
 //! keeps the last records ([`FILES_MAX`], [`BYTES_MAX`]).
 
 use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -273,12 +274,12 @@ fn write(
     let mut file = WholeFile::create(&path)?;
     record.write(reason, &mut file)?;
     file.finish()?;
-    remove_old(folder, FILES_MAX, BYTES_MAX)?;
+    remove_old(folder, path.file_name().unwrap_or_default(), FILES_MAX, BYTES_MAX)?;
     Ok(WrittenRecord { file: path, packets: record.packets() })
 }
 
 /// Removes the oldest records beyond so many files and bytes, but not the last one. Other files stay.
-fn remove_old(folder: &Path, files_max: usize, bytes_max: u64) -> io::Result<()> {
+fn remove_old(folder: &Path, last: &OsStr, files_max: usize, bytes_max: u64) -> io::Result<()> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
@@ -294,7 +295,10 @@ fn remove_old(folder: &Path, files_max: usize, bytes_max: u64) -> io::Result<()>
             files.push((name, entry.metadata()?.len()));
         }
     }
-    files.sort_unstable();
+    // By time; after a clock was set back, the last one does not have the last name.
+    files.sort_unstable_by(|(one, _), (other, _)| {
+        (one.as_os_str() == last, one).cmp(&(other.as_os_str() == last, other))
+    });
     let mut bytes: u64 = 0;
     for (index, (name, length)) in files.iter().rev().enumerate() {
         bytes = bytes.saturating_add(*length);
@@ -375,12 +379,20 @@ mod tests {
         };
         (0..5).for_each(|second| write(&format!("record-000000000{second}.pcapng"), 100));
         write("record-mine.pcapng", 5000);
-        remove_old(folder.path(), 3, 1000).expect("removed");
+        let remove = |last: &str, files_max, bytes_max| {
+            remove_old(folder.path(), OsStr::new(last), files_max, bytes_max).expect("removed");
+        };
+        let last = "record-0000000004.pcapng";
+        remove(last, 3, 1000);
         let left = ["record-0000000002.pcapng", "record-0000000003.pcapng", "record-0000000004.pcapng"];
         assert_eq!(names(), [&left[..], &["record-mine.pcapng"]].concat());
-        remove_old(folder.path(), 3, 250).expect("removed");
+        remove(last, 3, 250);
         assert_eq!(names(), [&left[1..], &["record-mine.pcapng"]].concat());
-        remove_old(folder.path(), 3, 10).expect("removed");
+        remove(last, 3, 10);
         assert_eq!(names(), [&left[2..], &["record-mine.pcapng"]].concat(), "the last one stays");
+        let back = "record-0000000001.pcapng";
+        write(back, 100);
+        remove(back, 1, 1000);
+        assert_eq!(names(), [back, "record-mine.pcapng"], "the clock was set back");
     }
 }
