@@ -274,7 +274,9 @@ fn write(
     let mut file = WholeFile::create(&path)?;
     record.write(reason, &mut file)?;
     file.finish()?;
-    remove_old(folder, path.file_name().unwrap_or_default(), FILES_MAX, BYTES_MAX)?;
+    if let Err(error) = remove_old(folder, path.file_name().unwrap_or_default(), FILES_MAX, BYTES_MAX) {
+        tracing::warn!("recorder: old records in {} cannot be removed: {error}", folder.display());
+    }
     Ok(WrittenRecord { file: path, packets: record.packets() })
 }
 
