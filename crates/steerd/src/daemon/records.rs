@@ -25,6 +25,9 @@ use crate::whole_file::WholeFile;
 
 /// The least time between two records that triggers write.
 const INTERVAL: Duration = Duration::from_secs(60);
+/// The least time between two measurements of triggers. A signal asks for a tick at any moment, and a rate
+/// over the milliseconds since the tick before it is not that of a second.
+const MEASURE_INTERVAL: Duration = Duration::from_millis(500);
 /// The most records that are kept, and their most bytes together; the last one is kept in any case.
 const FILES_MAX: usize = 16;
 const BYTES_MAX: u64 = 4 << 30;
@@ -99,6 +102,8 @@ struct TriggerMonitor {
     recorded: HashSet<RecorderTrigger>,
     /// The triggers whose condition holds, and was counted as suppressed.
     suppressed: HashSet<RecorderTrigger>,
+    /// The time of the last update that counted.
+    measured_at: Option<Instant>,
     last_at: Option<Instant>,
 }
 
@@ -119,6 +124,10 @@ struct FiredTriggers {
 
 impl TriggerMonitor {
     fn update(&mut self, now: Instant, measured: &[(RecorderTrigger, Measured)]) -> FiredTriggers {
+        if self.measured_at.is_some_and(|last| now.duration_since(last) < MEASURE_INTERVAL) {
+            return FiredTriggers::default();
+        }
+        self.measured_at = Some(now);
         let is_listed = |trigger: &RecorderTrigger| measured.iter().any(|(listed, _)| listed == trigger);
         self.counts.retain(|trigger, _| is_listed(trigger));
         let mut holding = HashSet::new();
@@ -333,6 +342,16 @@ mod tests {
         assert_eq!(fired(2, 1019).recorded, [drops(10)]);
         for second in 3..200 {
             assert_eq!(fired(second, 1000 * u64::from(second)), FiredTriggers::default(), "it still holds");
+        }
+    }
+
+    #[test]
+    fn a_tick_between_two_seconds_measures_no_rate() {
+        let (mut triggers, begin) = (TriggerMonitor::default(), Instant::now());
+        for (milliseconds, count) in [(0, 0), (1000, 5), (1001, 6), (2000, 10)] {
+            let measured = [(drops(10), Measured::Count(count))];
+            let fired = triggers.update(begin + Duration::from_millis(milliseconds), &measured);
+            assert_eq!(fired, FiredTriggers::default(), "5 per second, after {milliseconds} ms");
         }
     }
 
