@@ -203,8 +203,12 @@ impl RecordKeeper {
             return;
         };
         let Some(folder) = self.folder.clone() else {
-            if (is_asked || !triggers.is_empty()) && self.warned.replace(generation) != Some(generation) {
-                tracing::warn!("no record is written by itself: the daemon has no state.folder");
+            let is_new = !triggers.is_empty() && self.warned.replace(generation) != Some(generation);
+            if is_asked || is_new {
+                let reason = if is_asked { "SIGUSR1" } else { "recorder.triggers" };
+                tracing::warn!(
+                    "{reason}: no record is written: the daemon keeps no state (hint: set state.folder)"
+                );
             }
             return;
         };
