@@ -9,7 +9,7 @@ use control::{ControlError, Limits, PlannedChange, plan};
 use device_model::DeviceModel;
 use hugemem::{ArenaForecast, ArenaOptions};
 use policy::policy::SetSize;
-use program::{Program, RecorderSpec, SinkKind, WorkerId};
+use program::{Program, RecorderSpec, SinkKind};
 use shm::ListenError;
 use worker::sinks::recorder::{self, RecorderError};
 use worker::sinks::{CheckedPlace, SinkError};
@@ -17,8 +17,6 @@ use worker::sinks::{CheckedPlace, SinkError};
 use super::collect::collected;
 use super::{Findings, Running, Start, worker_configs};
 use crate::api;
-use crate::daemon::cores::{self, HostCores};
-use crate::daemon::dataplane::worker_config;
 use crate::daemon::history::History;
 use crate::daemon::{Error, changed_set, device, last_good, sinks};
 use crate::message::chain;
@@ -192,20 +190,13 @@ fn open_sinks(start: &Start<'_>, program: &Program, found: &mut Findings) {
 
 /// The memory of the recorder beside that of the workers.
 fn recorder_memory(start: &Start<'_>, program: &Program, found: &mut Findings) {
-    let settings = start.settings;
-    let (Some(RecorderSpec { ring, .. }), Ok(cores)) =
-        (&program.recorder, cores::of_workers(settings, &HostCores::of(settings)))
-    else {
-        return;
-    };
+    let Some(RecorderSpec { ring, .. }) = &program.recorder else { return };
     let mut forecast = ArenaForecast::default();
-    let frame_bytes = settings.frame_bytes(&device::known_mtus(settings)).ok();
-    let arenas: Vec<ArenaOptions> = (cores.into_iter().enumerate())
-        .map(|(index, core)| {
-            let mut config = worker_config(settings, WorkerId::of(index), core);
-            config.frame_bytes = frame_bytes.unwrap_or(config.frame_bytes);
+    // Spare workers have a share of it, too.
+    let arenas: Vec<ArenaOptions> = (worker_configs(start.settings).iter())
+        .map(|config| {
             // Its own check reports what it lacks.
-            let _ = worker::forecast_memory(&config, &mut forecast);
+            let _ = worker::forecast_memory(config, &mut forecast);
             config.arena(0)
         })
         .collect();
