@@ -87,7 +87,8 @@ impl Installation<'_> {
             // A refusal is found with the settings.
             let _ = worker::forecast_memory(&config, &mut forecast);
         }
-        match (worker::forecast_tables(self.program, self.workers, &mut forecast), &start.running) {
+        let workers = self.workers + self.settings.workers.spare;
+        match (worker::forecast_tables(self.program, workers, &mut forecast), &start.running) {
             (Err(error), Some(running)) => {
                 found.notes.push(format!(
                     "{}, as long as {} has memory for its own",
