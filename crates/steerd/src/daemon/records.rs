@@ -279,7 +279,7 @@ fn write(
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    let record = recorder.copy(&RecordFilter::default()).map_err(io::Error::other)?;
+    let record = recorder.copy(&RecordFilter::default())?;
     let (before, after) = NAME;
     // Two records of one second have different names.
     let mut names = (now_seconds..).map(|second| folder.join(format!("{before}{second:010}{after}")));
