@@ -129,7 +129,7 @@ mod tests {
             let running = scope.spawn(move || {
                 thread.begin();
                 begun.send(()).expect("the test waits");
-                is_pinned.recv().expect("the test pins it");
+                is_pinned.recv_timeout(PATIENCE).expect("the test pins it");
                 core_affinity::get_core_ids().expect("cores")
             });
             has_begun.recv().expect("it begins");

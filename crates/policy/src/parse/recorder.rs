@@ -88,10 +88,8 @@ fn rules(reader: &mut Reader, value: &Value<'_>, names: RecorderNames<'_>) -> Op
         reader.error_with(value.span(), message, "too many", hint);
         return None;
     }
-    let mut list = Vec::new();
-    for item in items {
-        list.push(rule(reader, item, names)?);
-    }
+    let read: Vec<Option<String>> = items.iter().map(|item| rule(reader, item, names)).collect();
+    let list: Vec<String> = read.into_iter().collect::<Option<_>>()?;
     if list.is_empty() {
         let hint = "name a rule, or leave `rules` out to record all packets that workers decide";
         reader.error_with(value.span(), "`rules` names no rule", "no packets", hint);

@@ -17,7 +17,7 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use super::rules::ApiFailure;
-use super::{CAPTURE_HEADER, FORMAT, SHORT};
+use super::{CAPTURE_HEADER, FORMAT, LONG, SHORT};
 
 /// The longest wait for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -193,7 +193,7 @@ impl ApiClient {
         is_over: impl Fn() -> bool,
         data: impl FnMut(&[u8]) -> io::Result<CaptureNext>,
     ) -> Result<io::Result<()>, ApiError> {
-        self.follow("/v1/captures", asked, is_over, data)
+        self.follow("/v1/captures", asked, SHORT, is_over, data)
     }
 
     /// Starts a trace as [`ApiClient::capture`] starts a capture; its bytes are JSON objects, a line each.
@@ -207,7 +207,7 @@ impl ApiClient {
         is_over: impl Fn() -> bool,
         data: impl FnMut(&[u8]) -> io::Result<CaptureNext>,
     ) -> Result<io::Result<()>, ApiError> {
-        self.follow("/v1/traces", asked, is_over, data)
+        self.follow("/v1/traces", asked, SHORT, is_over, data)
     }
 
     /// Passes the packets that the recorder has kept to `data`, as [`ApiClient::capture`] does. `asked` has
@@ -221,21 +221,23 @@ impl ApiClient {
         is_over: impl Fn() -> bool,
         data: impl FnMut(&[u8]) -> io::Result<CaptureNext>,
     ) -> Result<io::Result<()>, ApiError> {
-        self.follow("/v1/records", asked, is_over, data)
+        // The answer begins when the packets are copied.
+        self.follow("/v1/records", asked, LONG, is_over, data)
     }
 
-    /// Passes on the bytes of an answer that goes on until it is stopped.
+    /// Passes on the bytes of an answer that goes on until it is stopped, and that begins within `limit`.
     fn follow(
         &self,
         path: &str,
         asked: &impl Serialize,
+        limit: Duration,
         is_over: impl Fn() -> bool,
         mut data: impl FnMut(&[u8]) -> io::Result<CaptureNext>,
     ) -> Result<io::Result<()>, ApiError> {
         let body = serde_json::to_vec(asked).map_err(|error| self.not_understood(&error))?;
         self.runtime.block_on(async {
             let begun = self.begin(Method::POST, path, body.into());
-            let answer = self.within(SHORT, begun).await?;
+            let answer = self.within(limit, begun).await?;
             let id =
                 answer.headers().get(CAPTURE_HEADER).and_then(|id| id.to_str().ok()?.parse::<u64>().ok());
             let id = id.ok_or_else(|| self.not_understood(&"the number of the capture is missing"))?;

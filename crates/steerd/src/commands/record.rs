@@ -68,8 +68,8 @@ impl RecordTarget {
     /// Puts the file in its place. A record that was interrupted is no whole one.
     fn finish(self, is_interrupted: bool) -> io::Result<()> {
         match self {
+            _ if is_interrupted => Err(io::ErrorKind::Interrupted.into()),
             Self::Output(mut output) => output.flush(),
-            Self::File(_) if is_interrupted => Err(io::ErrorKind::Interrupted.into()),
             Self::File(file) => file.finish(),
         }
     }

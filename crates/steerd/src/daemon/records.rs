@@ -5,6 +5,7 @@
 //! keeps the last records ([`FILES_MAX`], [`BYTES_MAX`]).
 
 use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,6 +25,9 @@ use crate::whole_file::WholeFile;
 
 /// The least time between two records that triggers write.
 const INTERVAL: Duration = Duration::from_secs(60);
+/// The least time between two measurements of triggers. A signal asks for a tick at any moment, and a rate
+/// over the milliseconds since the tick before it is not that of a second.
+const MEASURE_INTERVAL: Duration = Duration::from_millis(500);
 /// The most records that are kept, and their most bytes together; the last one is kept in any case.
 const FILES_MAX: usize = 16;
 const BYTES_MAX: u64 = 4 << 30;
@@ -98,6 +102,8 @@ struct TriggerMonitor {
     recorded: HashSet<RecorderTrigger>,
     /// The triggers whose condition holds, and was counted as suppressed.
     suppressed: HashSet<RecorderTrigger>,
+    /// The time of the last update that counted.
+    measured_at: Option<Instant>,
     last_at: Option<Instant>,
 }
 
@@ -118,6 +124,10 @@ struct FiredTriggers {
 
 impl TriggerMonitor {
     fn update(&mut self, now: Instant, measured: &[(RecorderTrigger, Measured)]) -> FiredTriggers {
+        if self.measured_at.is_some_and(|last| now.duration_since(last) < MEASURE_INTERVAL) {
+            return FiredTriggers::default();
+        }
+        self.measured_at = Some(now);
         let is_listed = |trigger: &RecorderTrigger| measured.iter().any(|(listed, _)| listed == trigger);
         self.counts.retain(|trigger, _| is_listed(trigger));
         let mut holding = HashSet::new();
@@ -193,8 +203,12 @@ impl RecordKeeper {
             return;
         };
         let Some(folder) = self.folder.clone() else {
-            if (is_asked || !triggers.is_empty()) && self.warned.replace(generation) != Some(generation) {
-                tracing::warn!("no record is written by itself: the daemon has no state.folder");
+            let is_new = !triggers.is_empty() && self.warned.replace(generation) != Some(generation);
+            if is_asked || is_new {
+                let reason = if is_asked { "SIGUSR1" } else { "recorder.triggers" };
+                tracing::warn!(
+                    "{reason}: no record is written: the daemon keeps no state (hint: set state.folder)"
+                );
             }
             return;
         };
@@ -265,7 +279,7 @@ fn write(
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    let record = recorder.copy(&RecordFilter::default()).map_err(io::Error::other)?;
+    let record = recorder.copy(&RecordFilter::default())?;
     let (before, after) = NAME;
     // Two records of one second have different names.
     let mut names = (now_seconds..).map(|second| folder.join(format!("{before}{second:010}{after}")));
@@ -273,12 +287,14 @@ fn write(
     let mut file = WholeFile::create(&path)?;
     record.write(reason, &mut file)?;
     file.finish()?;
-    remove_old(folder, FILES_MAX, BYTES_MAX)?;
+    if let Err(error) = remove_old(folder, path.file_name().unwrap_or_default(), FILES_MAX, BYTES_MAX) {
+        tracing::warn!("recorder: old records in {} cannot be removed: {error}", folder.display());
+    }
     Ok(WrittenRecord { file: path, packets: record.packets() })
 }
 
 /// Removes the oldest records beyond so many files and bytes, but not the last one. Other files stay.
-fn remove_old(folder: &Path, files_max: usize, bytes_max: u64) -> io::Result<()> {
+fn remove_old(folder: &Path, last: &OsStr, files_max: usize, bytes_max: u64) -> io::Result<()> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
@@ -294,7 +310,10 @@ fn remove_old(folder: &Path, files_max: usize, bytes_max: u64) -> io::Result<()>
             files.push((name, entry.metadata()?.len()));
         }
     }
-    files.sort_unstable();
+    // By time; after a clock was set back, the last one does not have the last name.
+    files.sort_unstable_by(|(one, _), (other, _)| {
+        (one.as_os_str() == last, one).cmp(&(other.as_os_str() == last, other))
+    });
     let mut bytes: u64 = 0;
     for (index, (name, length)) in files.iter().rev().enumerate() {
         bytes = bytes.saturating_add(*length);
@@ -327,6 +346,16 @@ mod tests {
         assert_eq!(fired(2, 1019).recorded, [drops(10)]);
         for second in 3..200 {
             assert_eq!(fired(second, 1000 * u64::from(second)), FiredTriggers::default(), "it still holds");
+        }
+    }
+
+    #[test]
+    fn a_tick_between_two_seconds_measures_no_rate() {
+        let (mut triggers, begin) = (TriggerMonitor::default(), Instant::now());
+        for (milliseconds, count) in [(0, 0), (1000, 5), (1001, 6), (2000, 10)] {
+            let measured = [(drops(10), Measured::Count(count))];
+            let fired = triggers.update(begin + Duration::from_millis(milliseconds), &measured);
+            assert_eq!(fired, FiredTriggers::default(), "5 per second, after {milliseconds} ms");
         }
     }
 
@@ -375,12 +404,20 @@ mod tests {
         };
         (0..5).for_each(|second| write(&format!("record-000000000{second}.pcapng"), 100));
         write("record-mine.pcapng", 5000);
-        remove_old(folder.path(), 3, 1000).expect("removed");
+        let remove = |last: &str, files_max, bytes_max| {
+            remove_old(folder.path(), OsStr::new(last), files_max, bytes_max).expect("removed");
+        };
+        let last = "record-0000000004.pcapng";
+        remove(last, 3, 1000);
         let left = ["record-0000000002.pcapng", "record-0000000003.pcapng", "record-0000000004.pcapng"];
         assert_eq!(names(), [&left[..], &["record-mine.pcapng"]].concat());
-        remove_old(folder.path(), 3, 250).expect("removed");
+        remove(last, 3, 250);
         assert_eq!(names(), [&left[1..], &["record-mine.pcapng"]].concat());
-        remove_old(folder.path(), 3, 10).expect("removed");
+        remove(last, 3, 10);
         assert_eq!(names(), [&left[2..], &["record-mine.pcapng"]].concat(), "the last one stays");
+        let back = "record-0000000001.pcapng";
+        write(back, 100);
+        remove(back, 1, 1000);
+        assert_eq!(names(), [back, "record-mine.pcapng"], "the clock was set back");
     }
 }

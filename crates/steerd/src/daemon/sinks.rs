@@ -438,12 +438,16 @@ impl Sinks {
     /// The sinks in the order of the policy, attached ones last. Of the sinks of one name that are open over
     /// a reload only the one in force is shown, with the counts of all of that name.
     pub(crate) fn list(&self) -> SinkList {
-        let in_force = self.in_force().map_or(&[][..], |in_use| &in_use.program.sinks);
+        let program = self.in_force().map(|in_use| &*in_use.program);
+        let in_force = program.map_or(&[][..], |program| &program.sinks);
         let place = |sink: &OpenSink| in_force.iter().position(|definition| *definition == sink.definition);
+        let is_recorder = |sink: &OpenSink| {
+            program.zip(sink.attached_to.as_ref()).is_some_and(|(program, packets)| packets.records(program))
+        };
         let mut shown: Vec<&OpenSink> = Vec::with_capacity(self.list.len());
         for sink in self.list.iter().filter(|sink| !sink.is_closing) {
             match shown.iter_mut().find(|other| other.definition.name == sink.definition.name) {
-                Some(other) if place(sink).is_some() => *other = sink,
+                Some(other) if place(sink).is_some() || is_recorder(sink) => *other = sink,
                 Some(_) => {}
                 None => shown.push(sink),
             }

@@ -13,7 +13,6 @@ mod names;
 mod ring;
 
 use std::borrow::Cow;
-use std::collections::TryReserveError;
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -212,8 +211,8 @@ impl RecorderReader {
     /// meanwhile. Takes as much memory as what is copied.
     ///
     /// # Errors
-    /// There is no memory for the copies.
-    pub fn copy(&self, filter: &RecordFilter) -> Result<PacketRecord, TryReserveError> {
+    /// The host, or a control group, has no memory for the copies.
+    pub fn copy(&self, filter: &RecordFilter) -> io::Result<PacketRecord> {
         let Self(shared) = self;
         let (mut packets, mut bytes) = (Vec::new(), Vec::new());
         let (mut kept, mut frame) = (Vec::new(), Vec::new());
@@ -231,8 +230,8 @@ impl RecorderReader {
                         .as_ref()
                         .is_none_or(|matches| is_match(matches, &head, &kept, &mut frame));
                 if is_wanted {
-                    packets.try_reserve(1)?;
-                    bytes.try_reserve(kept.len())?;
+                    reserve(&mut packets, 1)?;
+                    reserve(&mut bytes, kept.len())?;
                     packets.push(CopiedPacket { worker, head, start: bytes.len() });
                     bytes.extend_from_slice(&kept);
                 }
@@ -243,6 +242,17 @@ impl RecorderReader {
         packets.sort_by_key(|packet| packet.head.time_ns);
         Ok(PacketRecord { shared: Arc::clone(shared), packets, bytes, overwritten })
     }
+}
+
+/// Makes room for so many more values. The host is asked first: it would promise memory that it does not
+/// have, and end the process that writes to it.
+fn reserve<T>(list: &mut Vec<T>, more: usize) -> io::Result<()> {
+    if list.capacity() - list.len() < more {
+        let grows_by = list.capacity().max(more).saturating_mul(size_of::<T>());
+        ArenaForecast::default().add_memory(grows_by as u64)?;
+        list.try_reserve(more)?;
+    }
+    Ok(())
 }
 
 /// Whether the packet matches. What is not kept of it counts as zeros, so that its length is the real one.
