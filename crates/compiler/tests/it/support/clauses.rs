@@ -326,12 +326,6 @@ fn flags() -> impl Strategy<Value = Vec<Clause>> {
             has(key, Layers::TCP) && key.tcp_flags & 3 == 0
         }),
         clause("tcp_flags = \"fin\"", |key| has(key, Layers::TCP) && key.tcp_flags & 1 == 1),
-        clause("sctp_dst_port = \"50-55\"", |key| {
-            has(key, Layers::SCTP) && (50..=55).contains(&key.dst_port)
-        }),
-        clause("sctp_src_port = { not = 52 }, sctp_dst_port = [50, 53]", |key| {
-            has(key, Layers::SCTP) && key.src_port != 52 && matches!(key.dst_port, 50 | 53)
-        }),
         clause("icmp_type = 8", |key| has(key, Layers::ICMP) && key.icmp_type == 8),
         clause("icmp_type = [\"3-12\", { not = \"4-8\" }], icmp_code = \"0-1\"", |key| {
             has(key, Layers::ICMP) && matches!(key.icmp_type, 3 | 9..=12) && key.icmp_code <= 1

@@ -54,7 +54,6 @@ enum Body {
     Raw(EtherType),
     Tcp(u16, u16, u8),
     Udp(u16, u16),
-    Sctp(u16, u16),
     Icmp(u8, u8),
     Protocol(u8),
 }
@@ -68,9 +67,8 @@ fn body() -> impl Strategy<Value = Body> {
         2 => raw.prop_map(|number| Body::Raw(EtherType(number))),
         4 => (port(), port(), flags).prop_map(|(src, dst, flags)| Body::Tcp(src, dst, flags)),
         4 => (port(), port()).prop_map(|(src, dst)| Body::Udp(src, dst)),
-        1 => (port(), port()).prop_map(|(src, dst)| Body::Sctp(src, dst)),
         1 => (select(vec![8u8, 0, 128, 3]), 0u8..3).prop_map(|(icmp_type, code)| Body::Icmp(icmp_type, code)),
-        1 => select(vec![0u8, 1, 6, 16, 17, 44, 47, 132]).prop_map(Body::Protocol),
+        1 => select(vec![0u8, 1, 6, 16, 17, 44, 47]).prop_map(Body::Protocol),
     ]
 }
 
@@ -133,7 +131,6 @@ fn builder(
         Body::Icmp(icmp_type, code) => frame.icmp(*icmp_type, *code),
         Body::Tcp(src, dst, flags) => frame.tcp(*src, *dst, *flags),
         Body::Udp(src, dst) => frame.udp(*src, *dst),
-        Body::Sctp(src, dst) => frame.sctp(*src, *dst),
         Body::Protocol(protocol) => frame.protocol(IpProtocol(*protocol)),
     }
 }

@@ -34,7 +34,7 @@ struct Axis {
     frames: fn(&FrameBuilder) -> Vec<FrameBuilder>,
 }
 
-const AXES: [Axis; 17] = [
+const AXES: [Axis; 16] = [
     Axis {
         conditions: &[
             "tcp_flags = 'syn'",
@@ -62,17 +62,6 @@ const AXES: [Axis; 17] = [
     Axis {
         conditions: &["src_port = 49152", "src_port = '1024-65535'", "src_port = { not = [53, 49152] }"],
         frames: |frame| values(frame, Field::SrcPort, &[1, 53, 1024, 49152]),
-    },
-    Axis {
-        conditions: &[
-            "sctp_dst_port = 9",
-            "sctp_dst_port = { not = 9 }",
-            "sctp_dst_port = '1-1023', sctp_src_port = 53",
-        ],
-        frames: |frame| {
-            let to = values(frame, Field::SctpDstPort, &[0, 9, 1024]);
-            to.iter().flat_map(|frame| values(frame, Field::SctpSrcPort, &[53, 49152])).collect()
-        },
     },
     Axis {
         conditions: &[
@@ -287,7 +276,6 @@ fn kinds() -> Vec<FrameBuilder> {
         vec![
             of(IpProtocol::TCP).tcp(49_152, 9, 0x10),
             of(IpProtocol::UDP).udp(49_152, 9),
-            of(IpProtocol::SCTP).sctp(49_152, 9),
             of(IpProtocol::OSPF),
             of(IpProtocol(253)),
         ]
