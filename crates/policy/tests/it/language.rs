@@ -660,6 +660,10 @@ fn protect_lists_packets_by_port_address_tag_and_protocol() {
             assert!(line.contains(part), "no {part} in {line}");
         }
     }
+    let unused = "version = 1\n[protect]\nown_addresses = '2001:db8::1'\nprotocols = 'arp'\n";
+    let (_, warnings) = policy::parse(&Source::new("p.toml", unused), &NoFiles).expect("a policy");
+    let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+    assert!(warnings.iter().any(|text| text.contains("`own_addresses` has no effect")), "{warnings:?}");
     // Included files add to it.
     assert_eq!(
         names("includes = ['site.toml']\n[protect]\nports = 22"),
