@@ -66,9 +66,10 @@ fn entries(
             let entry = |wanted: &String| {
                 let (key, value) = table.get_key_value(wanted.as_str())?;
                 let entry = joined(&key.span(), &extent(value));
-                let is_within = block.start <= entry.start && entry.end <= block.end;
-                is_within
-                    .then(|| if is_inline { inline_entry(text, entry) } else { lines(text, block, entry) })
+                if entry.start < block.start || block.end < entry.end {
+                    return None;
+                }
+                if is_inline { Some(inline_entry(text, entry)) } else { lines(text, block, entry) }
             };
             match (entry(&keys[0]), entry(&keys[1])) {
                 (Some(first), Some(second)) => Some([first, second]),
@@ -89,11 +90,13 @@ fn inline_entry(text: &str, entry: Range<usize>) -> Range<usize> {
     }
 }
 
-/// The lines of an entry, with the line break before them.
-fn lines(text: &str, block: &Range<usize>, entry: Range<usize>) -> Range<usize> {
+/// The lines of an entry, with the line break before them. `None`: the entry is a dotted key in an inline
+/// table, whose lines have other entries as well.
+fn lines(text: &str, block: &Range<usize>, entry: Range<usize>) -> Option<Range<usize>> {
     let start = text[..entry.start].rfind('\n').unwrap_or(entry.start);
     let end = text[entry.end..].find('\n').map_or(text.len(), |length| entry.end + length);
-    start.max(block.start)..end.min(block.end)
+    let has_others = text[start..entry.start].contains(['{', ',']);
+    (!has_others).then(|| start.max(block.start)..end.min(block.end))
 }
 
 #[cfg(test)]
@@ -119,6 +122,12 @@ mod tests {
         let expected = "[[rules]]\nname = 'b-2'\naction = 'drop'\n[rules.match]\nttl = 1 # one\n\n\
             [[rules]]\nname = 'b-2-2'\naction = 'drop'\n[rules.match]\nhop_limit = 2\n\n[[rules]]\nname = 'b'\n";
         assert_eq!(split(&named, ["ttl", "hop_limit"]).as_deref(), Some(expected));
+    }
+
+    #[test]
+    fn other_entries_of_a_line_stay() {
+        let text = "[[rules]]\nname = 'a'\nmatch = { vlan = 5, inner.ttl = 1, inner.hop_limit = 2 }\n";
+        assert_eq!(split(text, ["ttl", "hop_limit"]), None);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use compiler::exclusion_remedy;
 use policy::{Diagnostic, Place, Policy};
 use program::{Program, Rule, RuleId, UndecidedKey, UndecidedReason};
 
-use crate::report::{is_only_key, undecided};
+use crate::report::{are_only_keys, undecided};
 
 /// The remedies for lost exceptions of any kind.
 const REMEDIES: &str = "add [sinks.host] with kind = \"kernel\" so that workers give such packets back, or write \
@@ -131,7 +131,8 @@ pub(crate) fn taken_reason(policy: &Policy, program: &Program, rule: RuleId) -> 
     }
     let later = name(program, rule).to_owned();
     let matches = policy.rules.get(rule.index()).map(|rule| &rule.matches);
-    let has_others = |matches| !reasons.iter().any(|note| is_only_key(matches, &note.key));
+    let undecided_keys: Vec<&str> = reasons.iter().map(|note| &*note.key).collect();
+    let has_others = |matches| !are_only_keys(matches, &undecided_keys);
     let keys = match matches.is_none_or(has_others) {
         true => format!("leave these keys of `{later}` out"),
         false => format!("add keys to `{later}` that the device matches, such as `dst`"),

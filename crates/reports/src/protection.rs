@@ -7,7 +7,7 @@ use packet::Field;
 use policy::policy::RuleDefinition;
 use policy::protect::ProtectedMatch;
 use policy::{Diagnostic, Policy};
-use program::{DEFAULT_RULE, Inseparable, Match, Predicate, Program, RangeSet, UndecidedReason};
+use program::{DEFAULT_RULE, Match, Predicate, Program, RangeSet, RuleId, UndecidedReason};
 
 use crate::lost_exceptions::{TakenReason, taken_reason};
 
@@ -17,6 +17,9 @@ const MAX_QUOTED: usize = 400;
 /// The most flows that a remedy may cost while there is no search for a cheaper one that leaves more packets
 /// to the host.
 const FEW_FLOWS: usize = 1000;
+
+/// The most errors whose remedies have a cost: each takes up to two compilations.
+const MAX_PRICED: usize = 4;
 
 /// The outcome of the protected packets.
 pub struct ProtectionReport {
@@ -37,8 +40,13 @@ impl ProtectionReport {
             None => by_policy.clone(),
         };
         let protected = policy.protect.iter().flatten().zip(by_policy.iter().zip(&found));
+        let mut priced = 0;
         let errors = protected.filter_map(|(protected, found)| match found {
-            (Protected::Missed(missed), _) => Some(taken_by_policy(job, program, protected, missed)),
+            (Protected::Missed(missed), _) => {
+                priced += 1;
+                let program = program.filter(|_| priced <= MAX_PRICED);
+                Some(taken_by_policy(job, program, protected, missed))
+            }
             (Protected::NotDecided(why), _) | (Protected::Safe, Protected::NotDecided(why)) => {
                 Some(not_decided(protected, why))
             }
@@ -122,11 +130,8 @@ fn taken_by_policy(
     let remedy = match cost {
         None => remedy,
         Some(Ok(flows)) => format!("{remedy}, for {flows} more flows"),
-        Some(Err(inseparable)) => {
-            format!(
-                "narrow {taker}: with a rule before it that leaves these packets to the host it {}",
-                inseparable.words()
-            )
+        Some(Err(TakenReason { reason, remedy, .. })) => {
+            format!("with a rule{before} that leaves these packets to the host, {reason}: {remedy}")
         }
     };
     place
@@ -135,7 +140,7 @@ fn taken_by_policy(
 }
 
 /// The flows that a device has more with a rule, or why it cannot take its packets out of other flows.
-type RuleCost = Result<usize, Inseparable>;
+type RuleCost = Result<usize, TakenReason>;
 
 /// The match of a rule that leaves the packets to the host, with its cost: that of the packets if that takes
 /// few flows, else without addresses if that takes fewer. `None`: the cost is not known.
@@ -171,15 +176,16 @@ fn cost(job: &Job<'_>, program: &Program, before: usize, matches: &Match) -> Opt
     let place = policy.default_place.clone();
     let before = before.min(policy.rules.len());
     policy.rules.insert(before, RuleDefinition::for_host(matches.clone(), place));
+    // Rules at run time stay before the same rule.
+    if let Some(runtime) = policy.runtime.as_mut().filter(|runtime| runtime.before >= before) {
+        runtime.before += 1;
+    }
     let with_rule = Job { policy: &policy, previous: None, weights: None, ..*job }.compile().ok()?;
     let undecided = &with_rule.rules.get(before)?.undecided;
-    let inseparable = undecided.iter().find_map(|note| match note.why {
-        UndecidedReason::KernelException { inseparable, .. } => Some(inseparable),
-        _ => None,
-    });
-    Some(match inseparable {
-        Some(inseparable) => Err(inseparable),
-        None => Ok(with_rule.flows.len().saturating_sub(program.flows.len())),
+    let is_kept = undecided.iter().any(|note| matches!(note.why, UndecidedReason::KernelException { .. }));
+    Some(match is_kept {
+        true => Err(taken_reason(&policy, &with_rule, RuleId::of(before))),
+        false => Ok(with_rule.flows.len().saturating_sub(program.flows.len())),
     })
 }
 

@@ -308,17 +308,19 @@ fn remoteness(note: &UndecidedKey, matches: Option<&Match>) -> u32 {
     }
 }
 
-/// Whether a match has no other key, so that without it there would be none.
-pub(crate) fn is_only_key(matches: &Match, key: &str) -> bool {
+/// Whether a match has no other keys, so that without these there would be none.
+pub(crate) fn are_only_keys(matches: &Match, keys: &[&str]) -> bool {
     let named: Vec<Field> =
-        matches.values().map(|(field, _)| field).filter(|field| field.row().name == key).collect();
+        matches.values().map(|(field, _)| field).filter(|field| keys.contains(&field.row().name)).collect();
     let mut rest = Match { or_no_ports: false, ..matches.clone() };
     rest.remove(&named);
-    match key {
-        "fragment" => rest.fragment = None,
-        "ip_options" => rest.ip_options = None,
-        "vlan" => rest.vlan = None,
-        _ => {}
+    for key in keys {
+        match *key {
+            "fragment" => rest.fragment = None,
+            "ip_options" => rest.ip_options = None,
+            "vlan" => rest.vlan = None,
+            _ => {}
+        }
     }
     rest == Match::default()
 }
@@ -342,7 +344,7 @@ fn remedy(policy: &Policy, program: &Program, note: &UndecidedKey, matches: Opti
         UndecidedReason::NoSpec | UndecidedReason::Refused { .. } => {
             // The header is matched as a whole.
             let key = if note.key.starts_with("gre_") { "gre_..." } else { &note.key };
-            if matches.is_some_and(|matches| is_only_key(matches, &note.key)) {
+            if matches.is_some_and(|matches| are_only_keys(matches, &[&*note.key])) {
                 return format!("add keys that the device matches, such as `dst`: it does not match `{key}`");
             }
             format!(

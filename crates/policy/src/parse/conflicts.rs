@@ -23,9 +23,21 @@ impl Findings {
         self.0.push((key, message, hint.into()));
     }
 
-    /// A finding about two keys that no packet has together.
-    fn push_pair(&mut self, one: &'static str, other: &'static str, message: String, hint: &str) {
-        self.0.push((other, message, ProblemHint::rule_for_each(hint, one, other)));
+    /// A finding about two keys that no packet has together. `is_only_pair`: no further key contradicts one
+    /// of them. With one, a rule for each key would leave a rule with the further key alone, which matches
+    /// too much.
+    fn push_pair(
+        &mut self,
+        [one, other]: [&'static str; 2],
+        is_only_pair: bool,
+        message: String,
+        hint: &'static str,
+    ) {
+        let hint = match is_only_pair {
+            true => ProblemHint::rule_for_each(hint, one, other),
+            false => hint.into(),
+        };
+        self.0.push((other, message, hint));
     }
 }
 
@@ -148,11 +160,15 @@ static VERSION_KEYS: LazyLock<[(Layers, Vec<&str>); 2]> = LazyLock::new(|| {
     [keys(Layers::IPV4, &["ip_options"]), keys(Layers::IPV6, &["hop_limit", "traffic_class"])]
 });
 
+/// The keys of the match that belong to this IP version only.
+fn keys_of(spans: &Spans, version: Layers) -> impl Iterator<Item = &'static str> {
+    let keys = VERSION_KEYS.iter().filter(move |(of, _)| *of == version);
+    keys.flat_map(|(_, keys)| keys.iter().copied()).filter(move |key| spans.contains_key(key))
+}
+
 /// The first key that belongs to this IP version only, `ip_options` before others.
 fn first_of(spans: &Spans, version: Layers) -> Option<&'static str> {
-    let (_, keys) = VERSION_KEYS.iter().find(|(of, _)| *of == version)?;
-    let found = keys.iter().copied().filter(|key| spans.contains_key(key));
-    found.min_by_key(|key| (*key != "ip_options", *key))
+    keys_of(spans, version).min_by_key(|key| (*key != "ip_options", *key))
 }
 
 /// Sets the IP version of a match with a key that belongs to IPv6 only.
@@ -186,7 +202,10 @@ fn versions(matches: &Match, spans: &Spans, findings: &mut Findings) {
         }
         (Some(v4_key), Some(v6_key), _) => {
             let message = format!("`{v4_key}` is an IPv4 field and `{v6_key}` an IPv6 field");
-            findings.push_pair(v4_key, v6_key, message, "write a rule for each version");
+            let is_alone = |version| keys_of(spans, version).count() == 1;
+            let is_only_pair = is_alone(Layers::IPV4) && is_alone(Layers::IPV6);
+            let hint = "write a rule for each version";
+            findings.push_pair([v4_key, v6_key], is_only_pair, message, hint);
         }
         (_, Some(v6_key), None) => {
             for (key, addresses) in [("src", &matches.src), ("dst", &matches.dst)] {
@@ -264,7 +283,9 @@ fn protocols(
             header.name(),
             other_header.name()
         );
-        return findings.push_pair(one, other, message, "write a rule for each");
+        let is_contrary = |own: Header| disjoint(own, header) || disjoint(own, other_header);
+        let is_only_pair = rows().filter(|(_, own)| is_contrary(*own)).count() == 2;
+        return findings.push_pair([one, other], is_only_pair, message, "write a rule for each");
     }
     let Some(protocols) = matches.get(key).filter(|protocols| !protocols.is_empty()) else {
         return;
@@ -320,7 +341,9 @@ fn tunnels(matches: &Match, findings: &mut Findings) {
         if let Some((other_key, other)) = named {
             let message =
                 format!("`{other_key}` is a field of {other} and `{key}` of {name}: no packet has both");
-            return findings.push_pair(other_key, key, message, "write a rule for each");
+            let of_tunnels = matches.values().filter(|(field, _)| field.row().header.is_tunnel());
+            let is_only_pair = of_tunnels.count() == 2;
+            return findings.push_pair([other_key, key], is_only_pair, message, "write a rule for each");
         }
         named = Some((key, name));
         if matches.get(Field::Protocol).is_some_and(|set| {

@@ -38,6 +38,15 @@ pub(super) fn read(
     list.matches(table);
     let found = list.found;
     if reader.diagnostics.error_count() == before {
+        let is_discovery = |found: &ProtectedMatch| {
+            NamedKind::named(&found.name).is_some_and(|kind| kind.is_to_own_addresses)
+        };
+        if let Some(value) = table.get(OWN).filter(|_| !found.iter().any(is_discovery)) {
+            let message = format!("`{OWN}` has no effect");
+            let hint = "add \"nd\" or \"ra\" to `protocols`, or remove it";
+            let place = reader.place(value.span());
+            reader.push(place.warning(message, "neither nd nor ra is protected").hint(hint));
+        }
         protected.extend(found);
     }
 }

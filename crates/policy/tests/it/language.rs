@@ -582,6 +582,21 @@ fn sctp_ports_have_keys_of_their_own() {
     table(&extended, &[("sctp_src_port = 1", false), ("ext_protocol = \"sctp\"", true)]);
 }
 
+#[test]
+fn two_keys_become_two_rules_only_without_further_contrary_keys() {
+    let keys = |matches: &str| {
+        let text = format!("version = 1\n[[rules]]\nname = 'a'\nmatch = {{ {matches} }}\naction = 'drop'\n");
+        let refused = policy::parse(&Source::new("p.toml", text), &NoFiles).map(|_| ()).expect_err(matches);
+        refused.list.iter().find_map(|problem| problem.separate_keys.clone())
+    };
+    let two = keys("dst_port = 53, sctp_dst_port = 36412").expect("two keys");
+    assert_eq!(two, ["dst_port", "sctp_dst_port"]);
+    // A rule for each of two keys would leave one with `icmp_code` or `tcp_flags` alone.
+    assert_eq!(keys("dst_port = 53, icmp_type = 8, icmp_code = 0"), None);
+    assert_eq!(keys("dst_port = 53, tcp_flags = 'syn', sctp_dst_port = 36412"), None);
+    assert_eq!(keys("icmp_type = 8, icmp_code = 0, icmpv6_type = 128"), None);
+}
+
 /// The packets that a policy protects, as `name: match`.
 fn protected(text: &str) -> Option<Vec<String>> {
     let files = std::collections::BTreeMap::from([(
@@ -645,6 +660,10 @@ fn protect_lists_packets_by_port_address_tag_and_protocol() {
             assert!(line.contains(part), "no {part} in {line}");
         }
     }
+    let unused = "version = 1\n[protect]\nown_addresses = '2001:db8::1'\nprotocols = 'arp'\n";
+    let (_, warnings) = policy::parse(&Source::new("p.toml", unused), &NoFiles).expect("a policy");
+    let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+    assert!(warnings.iter().any(|text| text.contains("`own_addresses` has no effect")), "{warnings:?}");
     // Included files add to it.
     assert_eq!(
         names("includes = ['site.toml']\n[protect]\nports = 22"),
