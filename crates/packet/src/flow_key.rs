@@ -155,9 +155,9 @@ impl FlowKey {
     pub fn image(&self) -> [u64; LEVEL_WORDS] {
         let layer = |layer, slot: Slot| u64::from(self.layers.contains(layer)) << slot.shift;
         let place = |value: u64, slot: Slot| (value & slot.ones()) << slot.shift;
-        // Devices match the ports of TCP and UDP alone.
-        let has_ports = self.layers.intersects(Layers::TCP.union(Layers::UDP));
-        let [src_port, dst_port] = if has_ports { [self.src_port, self.dst_port] } else { [0, 0] };
+        // Devices match no ports of SCTP.
+        let is_sctp = self.layers.contains(Layers::SCTP);
+        let [src_port, dst_port] = if is_sctp { [0, 0] } else { [self.src_port, self.dst_port] };
         let is_c_tag = self.layers.contains(Layers::VLAN) && self.vlan_tpid == EtherType::VLAN.0;
         let tci = if is_c_tag { self.vlan_tci } else { 0 };
         let [dst, src] = [self.dst_ip, self.src_ip].map(u128::from_be_bytes);

@@ -183,7 +183,7 @@ fn whole(map: &dyn AddressRewriter, word: &str, mask: Option<&str>) -> Option<St
 }
 
 /// GUIDs and other identifiers in groups of digits: `0c42:a103:0065:1234`, `80:00:02:08:fe:80:...`,
-/// `9c63.c0aa.0102`.
+/// `9c-63-c0-ff-fe-aa-01-02`, `9c63.c0aa.0102`.
 fn groups(map: &dyn AddressRewriter, word: &str) -> Option<String> {
     let of = |separator: char, digits: usize, least: usize| {
         let parts: Vec<&str> = word.split(separator).collect();
@@ -208,7 +208,7 @@ fn groups(map: &dyn AddressRewriter, word: &str) -> Option<String> {
             .collect();
         Some(new.join(&separator.to_string()))
     };
-    of(':', 4, 4).or_else(|| of(':', 2, 7)).or_else(|| {
+    of(':', 4, 4).or_else(|| of(':', 2, 7)).or_else(|| of('-', 2, 7)).or_else(|| {
         let is_mac = word.split('.').count() == 3;
         is_mac.then(|| of('.', 4, 3)).flatten()
     })
