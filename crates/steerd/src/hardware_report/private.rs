@@ -143,6 +143,7 @@ mod tests {
             ("[fe80::9e63:c0ff:feaa:102]:80", "IP address"),
             ("9c63.c0aa.0102", "MAC address or GUID"),
             ("80:00:02:08:fe:80:00:00:00", "MAC address or GUID"),
+            ("9c-63-c0-ff-fe-aa-01-02", "MAC address or GUID"),
             ("0x9c63c0aa0102", "MAC address or GUID"),
             ("mlx5_core 0000:c1:00.0: failed", "PCI address"),
             ("c1:00.1", "PCI address"),
