@@ -125,8 +125,6 @@ pub(crate) fn in_words(matches: Match) -> Match {
         Field::Ttl,
         Field::IpFlags,
         Field::TcpFlags,
-        Field::SctpSrcPort,
-        Field::SctpDstPort,
         Field::IcmpType,
         Field::IcmpCode,
         Field::Icmpv6Type,
