@@ -75,6 +75,10 @@ pub(crate) fn consistent(mut matches: Match) -> Match {
         let named = bad.list[0].message.split('`').nth(1).unwrap_or_default();
         forget(&mut matches, named);
     }
+    // No packet has both, which the parser does not report.
+    if matches.inner.is_some() {
+        matches.remove(&[Field::SctpSrcPort, Field::SctpDstPort]);
+    }
     matches
 }
 
@@ -125,6 +129,8 @@ pub(crate) fn in_words(matches: Match) -> Match {
         Field::Ttl,
         Field::IpFlags,
         Field::TcpFlags,
+        Field::SctpSrcPort,
+        Field::SctpDstPort,
         Field::IcmpType,
         Field::IcmpCode,
         Field::Icmpv6Type,

@@ -102,6 +102,7 @@ fn meets(m: &Match, k: &FlowKey, t: &TunnelKey) -> bool {
         && all(&m.fragment, |set| ip && set.contains(piece))
         && (portless || number(F::SrcPort, port, k.src_port.into()) && number(F::DstPort, port, k.dst_port.into()))
         && number(F::TcpFlags, has(L::TCP), k.tcp_flags.into())
+        && number(F::SctpSrcPort, has(L::SCTP), k.src_port.into()) && number(F::SctpDstPort, has(L::SCTP), k.dst_port.into())
         && number(F::IcmpType, has(L::ICMP), k.icmp_type.into()) && number(F::IcmpCode, has(L::ICMP), k.icmp_code.into())
         && number(F::Icmpv6Type, has(L::ICMPV6), k.icmp_type.into()) && number(F::Icmpv6Code, has(L::ICMPV6), k.icmp_code.into())
         && number(F::ExtProtocol, extended, k.extended.protocol.into())
