@@ -12,3 +12,6 @@ mod diff_examples;
 mod protect;
 mod runtime_protection;
 mod shadowing_sinks;
+
+/// Whether random policies and packets have ports of SCTP.
+const DRAWS_SCTP: bool = true;

@@ -18,6 +18,8 @@ use program::{
 use proptest::prelude::*;
 use proptest::sample::select;
 
+use crate::DRAWS_SCTP;
+
 /// The treatment of a packet: who gets copies, and the outcome with the rule that decides it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Treatment {
@@ -262,12 +264,16 @@ fn packet_match() -> BoxedStrategy<Match> {
         ])
     };
     let messages = || rare(ranges(vec![(2u32, 4), (0x10, 0x12), (0, 255)]));
+    let sctp = match DRAWS_SCTP {
+        true => (rare(ports()), rare(ports())).boxed(),
+        false => Just((None, None)).boxed(),
+    };
     let transport = (
         often(ports()),
         often(ports()),
         rare(bytes(vec![ByteSet::pattern(2, 0x12), ByteSet::pattern(4, 4)])),
         (messages(), messages(), messages(), messages()),
-        (rare(ports()), rare(ports())),
+        sctp,
     );
     (link, tags, network, rest, transport)
         .prop_map(

@@ -7,6 +7,8 @@ use packet::{EtherType, IpProtocol, MacAddr};
 use proptest::prelude::*;
 use proptest::sample::select;
 
+use crate::DRAWS_SCTP;
+
 /// IPv6 extension headers; the header of a fragment is one of a whole packet.
 const EXTENSIONS: [IpProtocol; 5] = IpProtocol::EXTENSION_HEADERS;
 
@@ -37,12 +39,14 @@ fn headers() -> impl Strategy<Value = FrameBuilder> {
     let network =
         prop_oneof![5 => pair(pool4).prop_map(Some), 3 => pair(pool6).prop_map(Some), 1 => Just(None)];
     let ports = || select(vec![0u16, 53, 80, 1023, 1024, 4789, 6635]);
+    let mut protocols = vec![1u8, 6, 17, 47, 50, 4, 41, 44];
+    protocols.extend(DRAWS_SCTP.then_some(132));
     let transport = (
-        0u8..6,
+        0u8..if DRAWS_SCTP { 6 } else { 5 },
         ports(),
         ports(),
         select(vec![2u8, 0x12, 4, 0x10]),
-        select(vec![1u8, 6, 17, 47, 50, 4, 41, 44, 132]),
+        select(protocols),
     );
     let odd = (
         select(vec![0u8, 0xb8, 9]),
@@ -84,7 +88,7 @@ fn headers() -> impl Strategy<Value = FrameBuilder> {
                 2 => frame.icmp(flags, u8::try_from(src_port % 3).unwrap_or(0)),
                 0 => frame.tcp(src_port, dst_port, flags),
                 1 => frame.udp(src_port, dst_port),
-                3 => frame.sctp(src_port, dst_port),
+                3 if DRAWS_SCTP => frame.sctp(src_port, dst_port),
                 _ => frame.protocol(IpProtocol(protocol)),
             }
         },
