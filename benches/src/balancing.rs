@@ -40,7 +40,7 @@ pub struct SimulatedPeriod<'p> {
     pub workers: &'p [WorkerId],
     /// Their busy times.
     pub busy_ns: &'p BTreeMap<WorkerId, u64>,
-    /// A sample of one packet in [`ONE_IN`].
+    /// A sample of one packet in `ONE_IN`.
     pub entries: &'p [EntrySample],
     /// All packets that were received for each entry.
     pub packets: &'p [u64],

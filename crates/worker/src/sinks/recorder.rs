@@ -1,5 +1,5 @@
 //! The flight recorder: each worker keeps the last packets that its rules decided, or their first octets, in
-//! a ring in memory ([`ring`]). A [`RecorderReader`] copies them at any time without stopping workers, and
+//! a ring in memory (`ring`). A [`RecorderReader`] copies them at any time without stopping workers, and
 //! writes them as pcapng. It is not a kind of a policy's sinks: [`SinkMap::attach_recorder`] gives it
 //! packets, those that workers drop or leave to the kernel among them. Packets that the device drops reach
 //! no worker.
