@@ -299,7 +299,7 @@ impl DeviceModel {
     /// The names of the models that [`by_name`](Self::by_name) knows.
     pub const NAMES: [&'static str; 6] = ["ideal", "mlx5", "mlx4", "mana", "bnxt_re", "conservative"];
 
-    /// The same names with their hardware, for messages.
+    /// The names of built-in models, each with its hardware, for messages.
     pub const KNOWN: &'static str = "ideal (all of the verbs API), mlx5 (ConnectX-4 and later), mlx4 (ConnectX-3), \
         mana (Azure), bnxt_re (NetXtreme), conservative (any other)";
 

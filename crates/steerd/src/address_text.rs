@@ -30,7 +30,7 @@ pub(crate) trait AddressRewriter {
     /// The text in place of a MAC address, with colons.
     fn mac(&self, address: MacAddr, mask: Option<MacAddr>) -> String;
 
-    /// As many characters in place of the digits of a GUID or of a MAC address in a name.
+    /// The digits in place of those of a GUID, or of a MAC address in a name: as many as before.
     fn digits(&self, digits: &str) -> String;
 
     /// The text in place of a PCI address.

@@ -165,7 +165,7 @@ pub(crate) fn journal() -> Result<String, String> {
     entries(JOURNAL_LINES, "short-iso")
 }
 
-/// So many of the last entries in a format of journalctl(1).
+/// The last entries of the journal, at most `lines`, in a format of journalctl(1).
 fn entries(lines: &str, format: &str) -> Result<String, String> {
     let mut command = Command::new("journalctl");
     command.args(["--unit", UNIT, "--lines", lines, "--reverse", "--no-pager", "--no-hostname"]);

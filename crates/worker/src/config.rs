@@ -125,7 +125,7 @@ impl WorkerConfig {
         self.numa_node.or_else(|| self.core.and_then(node_of))
     }
 
-    /// So many bytes of memory of its kinds of pages, on its NUMA node.
+    /// An arena of so many bytes, of the kinds of pages of the worker and on its NUMA node.
     #[must_use]
     pub fn arena(&self, bytes: usize) -> ArenaOptions {
         ArenaOptions {

@@ -64,7 +64,7 @@ fn figure(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("no number: {value}"))
 }
 
-/// What a comparison must leave as it is.
+/// The state that a comparison must leave as it is.
 fn installed(place: &Place) -> Value {
     let status = place.json(&["status"]);
     let flows = place.json(&["flows"]);

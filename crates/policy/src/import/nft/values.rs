@@ -217,7 +217,7 @@ impl Kind {
 pub(super) struct Left {
     pub(super) key: &'static str,
     pub(super) kind: Kind,
-    /// Of a port of any protocol, the key of SCTP; `key` is that of TCP and UDP.
+    /// The key of SCTP, for a port of any protocol; `key` is that of TCP and UDP.
     pub(super) sctp_key: Option<&'static str>,
 }
 
