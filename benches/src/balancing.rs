@@ -32,13 +32,13 @@ pub const BALANCED: f64 = 1.2;
 
 /// The measurements after a period, as a strategy gets them.
 pub struct SimulatedPeriod<'p> {
-    /// Its end.
+    /// The time of its end, in nanoseconds.
     pub now_ns: u64,
     /// The table.
     pub table: &'p [WorkerId],
     /// All workers.
     pub workers: &'p [WorkerId],
-    /// Their busy times.
+    /// The busy times of workers, in nanoseconds.
     pub busy_ns: &'p BTreeMap<WorkerId, u64>,
     /// A sample of one packet in `ONE_IN`.
     pub entries: &'p [EntrySample],
