@@ -20,7 +20,7 @@ use std::sync::Arc;
 use policy::policy::{Action, Direction, RuleDefinition};
 use policy::protect::{Kind, ProtectedMatch};
 use policy::{Policy, Witness};
-use program::{FlowPackets, Match, Policing, Predicate, Program, RuleId, SinkId, SinkKind};
+use program::{FlowPackets, Match, Predicate, Program, RuleId, SinkId, SinkKind};
 
 use crate::dimensions::Dimensions;
 use crate::product::Product;
@@ -85,20 +85,7 @@ pub fn protection_from_rule(policy: &Policy, matches: Match) -> Vec<Protected> {
     let Some(runtime) = &policy.runtime else { return Vec::new() };
     let place = policy.default_place.clone();
     let mut rules: Vec<RuleDefinition> = policy.rules.iter().take(runtime.before).cloned().collect();
-    rules.push(RuleDefinition {
-        name: String::new(),
-        description: None,
-        matches,
-        action: Action::Drop,
-        direction: Direction::Ingress,
-        priority: 0,
-        count: false,
-        sinks: None,
-        policing: Policing::default(),
-        multicast_default: false,
-        place: place.clone(),
-        name_place: place,
-    });
+    rules.push(RuleDefinition { action: Action::Drop, ..RuleDefinition::for_host(matches, place) });
     protection(&Policy {
         source: Arc::clone(&policy.source),
         groups: policy.groups.clone(),
