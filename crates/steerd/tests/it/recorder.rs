@@ -5,13 +5,11 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
-use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionOption;
-use pcap_file::pcapng::{Block, PcapNgReader};
 use rustix::process::Signal;
 
 use crate::api::Place;
 use crate::support::{Daemon, stderr};
+use crate::traces::{CommentedPacket, commented_packets};
 
 /// The device decides `scan` and `dns`; a worker decides `syn`.
 const POLICY: &str = r#"
@@ -47,32 +45,13 @@ fn policy(recorder: &str) -> String {
 
 /// The packets of a record by rule and comment; times must not decrease.
 fn packets(bytes: &[u8]) -> BTreeMap<String, u64> {
-    let mut reader = PcapNgReader::new(bytes).expect("a section header");
-    let (mut rules, mut counts, mut last) = (Vec::new(), BTreeMap::new(), None);
-    while let Some(block) = reader.next_block() {
-        match block.expect("a block") {
-            Block::InterfaceDescription(interface) => {
-                let name = interface.options.iter().find_map(|option| match option {
-                    InterfaceDescriptionOption::IfName(name) => Some(name.to_string()),
-                    _ => None,
-                });
-                rules.push(name.expect("a name"));
-            }
-            Block::EnhancedPacket(packet) => {
-                assert!(last <= Some(packet.timestamp), "in order");
-                assert!(packet.data.len() <= 64);
-                last = Some(packet.timestamp);
-                let comment = packet.options.iter().find_map(|option| match option {
-                    EnhancedPacketOption::Comment(comment) => Some(comment.to_string()),
-                    _ => None,
-                });
-                let comment = comment.expect("a comment");
-                let (outcome, _worker) = comment.rsplit_once(", worker ").expect("the worker");
-                let rule = &rules[packet.interface_id as usize];
-                *counts.entry(format!("{rule}: {outcome}")).or_default() += 1;
-            }
-            _ => {}
-        }
+    let packets = commented_packets(bytes);
+    assert!(packets.is_sorted_by_key(|packet| packet.time), "in order");
+    let mut counts = BTreeMap::new();
+    for CommentedPacket { rule, comment, kept_bytes, .. } in packets {
+        assert!(kept_bytes <= 64);
+        let (outcome, _worker) = comment.rsplit_once(", worker ").expect("the worker");
+        *counts.entry(format!("{rule}: {outcome}")).or_default() += 1;
     }
     counts
 }

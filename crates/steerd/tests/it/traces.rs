@@ -168,16 +168,20 @@ fn a_trace_shows_what_is_asked_for() {
     assert_eq!((status, error(&answer).contains("unknown field")), (400, true), "{answer}");
 }
 
-/// A packet of a capture of dropped packets.
-struct DroppedPacket {
+/// A packet of a pcapng file in which each interface is a rule and each packet has a comment.
+pub(crate) struct CommentedPacket {
+    /// Since 1970.
+    pub(crate) time: Duration,
     key: DeepKey,
+    /// The length of what is kept of it.
+    pub(crate) kept_bytes: usize,
     is_whole: bool,
-    rule: String,
-    comment: String,
+    pub(crate) rule: String,
+    pub(crate) comment: String,
 }
 
-/// The packets of a file of `capture --dropped`.
-fn dropped_packets(bytes: &[u8]) -> Vec<DroppedPacket> {
+/// The packets of a file of `capture --dropped` or `record`.
+pub(crate) fn commented_packets(bytes: &[u8]) -> Vec<CommentedPacket> {
     use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
     use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionOption;
     let mut reader = PcapNgReader::new(bytes).expect("a section header");
@@ -185,19 +189,21 @@ fn dropped_packets(bytes: &[u8]) -> Vec<DroppedPacket> {
     while let Some(block) = reader.next_block() {
         match block.expect("a block") {
             Block::InterfaceDescription(interface) => {
-                let names = interface.options.iter().filter_map(|option| match option {
+                let name = interface.options.iter().find_map(|option| match option {
                     InterfaceDescriptionOption::IfName(name) => Some(name.to_string()),
                     _ => None,
                 });
-                rules.extend(names);
+                rules.push(name.expect("a name"));
             }
             Block::EnhancedPacket(packet) => {
                 let comments = packet.options.iter().find_map(|option| match option {
                     EnhancedPacketOption::Comment(comment) => Some(comment.to_string()),
                     _ => None,
                 });
-                packets.push(DroppedPacket {
+                packets.push(CommentedPacket {
+                    time: packet.timestamp,
                     key: DeepKey::of(&packet.data),
+                    kept_bytes: packet.data.len(),
                     is_whole: packet.data.len() == packet.original_len as usize,
                     rule: rules[packet.interface_id as usize].clone(),
                     comment: comments.expect("a comment"),
@@ -219,10 +225,10 @@ fn dropped_packets_are_captured_with_the_reason() {
         "{}",
         stderr(&output)
     );
-    let packets = dropped_packets(&std::fs::read(place.path("d.pcapng")).expect("written"));
+    let packets = commented_packets(&std::fs::read(place.path("d.pcapng")).expect("written"));
     assert_eq!(packets.len(), 300);
     let mut reasons = BTreeMap::new();
-    for DroppedPacket { key, is_whole, rule, comment } in &packets {
+    for CommentedPacket { key, is_whole, rule, comment, .. } in &packets {
         assert!(is_whole, "{comment}");
         let is_of_rule = match rule.as_str() {
             "scan" => key.outer.src_ip[..3] == [198, 51, 100],
@@ -242,7 +248,7 @@ fn dropped_packets_are_captured_with_the_reason() {
 
     let scans = "src = '198.51.100.0/24'";
     let piped = place.run(&["capture", "--dropped", scans, "-w", "-", "--snap", "40", "--count", "5"]);
-    let packets = dropped_packets(&piped.stdout);
+    let packets = commented_packets(&piped.stdout);
     assert!(packets.len() == 5 && packets.iter().all(|one| one.rule == "scan" && !one.is_whole));
     let refused = place.run(&["capture", "--dropped", "dst_prot = 53", "-w", "x.pcapng"]);
     assert!(stderr(&refused).contains("match: unknown key `dst_prot`"), "{}", stderr(&refused));
